@@ -1,0 +1,159 @@
+//! [`ComputeBackend`] and what it is given.
+
+use ls_bundle::ids::LayerId;
+use ls_bundle::model::{DType, FfnExtent, MatrixExtent};
+
+/// Consecutive rows of a dense matrix, wherever they are in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixRows<'a> {
+    /// `rows * dtype.row_bytes(cols)` bytes; aligned to 64 when `first_row` is the first row of a tile.
+    pub bytes: &'a [u8],
+    /// Number format.
+    pub dtype: DType,
+    /// Input width.
+    pub cols: u32,
+    /// Index of the first row in the whole matrix.
+    pub first_row: u32,
+    /// Number of rows.
+    pub rows: u32,
+}
+
+impl<'a> MatrixRows<'a> {
+    /// Rows `first_row .. first_row + rows` of `matrix`, whose bytes start at `bytes[0]`. Panics if `bytes` is short.
+    #[must_use]
+    pub fn new(matrix: &MatrixExtent, first_row: u32, rows: u32, bytes: &'a [u8]) -> Self {
+        let len = usize::try_from(u64::from(rows) * matrix.row_bytes()).expect("rows fit in memory");
+        let bytes = &bytes[..len];
+        MatrixRows { bytes, dtype: matrix.dtype, cols: matrix.cols, first_row, rows }
+    }
+}
+
+/// Consecutive FFN blocks of one layer, wherever they are in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct NeuronBlocks<'a> {
+    /// The blocks, `block_stride` bytes each, the first aligned to 64.
+    pub bytes: &'a [u8],
+    /// Number format of gate, up and down rows.
+    pub dtype: DType,
+    /// Weights of a row.
+    pub hidden: u32,
+    /// Index (in file order) of the first neuron in its layer; a multiple of `block_neurons`.
+    pub first_neuron: u32,
+    /// Number of neurons; the last block may hold fewer than `block_neurons`.
+    pub neurons: u32,
+    /// Neurons of a block.
+    pub block_neurons: u32,
+    /// Distance between blocks, bytes.
+    pub block_stride: usize,
+}
+
+impl<'a> NeuronBlocks<'a> {
+    /// Blocks `first_block .. first_block + blocks` of `ffn`, whose bytes start at `bytes[0]`.
+    /// Panics if `bytes` is short.
+    #[must_use]
+    pub fn new(ffn: &FfnExtent, first_block: u32, blocks: u32, bytes: &'a [u8]) -> Self {
+        let block_stride = usize::try_from(ffn.block_stride()).expect("a block fits in memory");
+        let first_neuron = first_block * ffn.block_neurons;
+        NeuronBlocks {
+            bytes: &bytes[..blocks as usize * block_stride],
+            dtype: ffn.dtype,
+            hidden: ffn.hidden,
+            first_neuron,
+            neurons: (blocks * ffn.block_neurons).min(ffn.neurons - first_neuron),
+            block_neurons: ffn.block_neurons,
+            block_stride,
+        }
+    }
+
+    /// Bytes of neuron `index` (counted from the first one here): gate row, up row, down column.
+    #[must_use]
+    pub fn neuron(&self, index: u32) -> &'a [u8] {
+        let len = 3 * self.dtype.row_bytes(self.hidden) as usize;
+        let start = (index / self.block_neurons) as usize * self.block_stride
+            + (index % self.block_neurons) as usize * len;
+        &self.bytes[start..start + len]
+    }
+}
+
+/// The dense matrices of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projection {
+    /// q_proj: query_width x hidden.
+    Query,
+    /// k_proj: kv_width x hidden.
+    Key,
+    /// v_proj: kv_width x hidden.
+    Value,
+    /// o_proj: hidden x query_width; its result is added to the residual.
+    Output,
+}
+
+/// Some rows of one of a layer's dense matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectionPart<'a> {
+    /// Which matrix.
+    pub projection: Projection,
+    /// Which rows.
+    pub rows: MatrixRows<'a>,
+}
+
+/// What a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outputs<'a> {
+    /// Nothing: the tokens only enter the KV cache (all but the last pass of a long prompt).
+    None,
+    /// Logits of the last token.
+    LastLogits,
+    /// Negative log-likelihoods: token `first + i` of the pass is asked for `targets[i]`.
+    Score {
+        /// Index in the pass of the first scored token.
+        first: u32,
+        /// The token that should follow each scored token.
+        targets: &'a [u32],
+    },
+}
+
+/// One walk through the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass<'a> {
+    /// Position of the first token; the KV cache holds exactly the positions before it (what lies behind is dropped).
+    pub first_position: u32,
+    /// Number of tokens, 1 ..= the backend's `pass_tokens`.
+    pub tokens: u32,
+    /// What comes out.
+    pub outputs: Outputs<'a>,
+    /// True: decode kernels (one token, GEMV). False: prefill kernels (GEMM), which give a token the same result
+    /// whatever the other tokens of the pass are.
+    pub decode: bool,
+}
+
+/// The arithmetic of one model on one device. See the crate's documentation for the order of calls.
+///
+/// Calls must not fail and must not allocate: everything is sized and allocated when the backend is made.
+pub trait ComputeBackend: Send {
+    /// Starts a pass. Panics if the pass does not fit what the backend was made for.
+    fn begin(&mut self, pass: Pass<'_>);
+    /// Sets the residual of token `index` of the pass to `row` (one row of the embedding table).
+    fn embed(&mut self, index: u32, row: MatrixRows<'_>);
+    /// h = RMSNorm(x) with the layer's attention gain.
+    fn attn_input(&mut self, layer: LayerId);
+    /// Computes rows of q, k, v from h, or of o from the attention's result (added to the residual).
+    /// One call has either q, k, v parts or o parts.
+    fn project(&mut self, layer: LayerId, parts: &[ProjectionPart<'_>]);
+    /// Rotates q and k, appends k and v to the cache, attends.
+    fn attend(&mut self, layer: LayerId);
+    /// h = RMSNorm(x) with the layer's FFN gain; the FFN's sum starts at zero.
+    fn mlp_input(&mut self, layer: LayerId);
+    /// Adds the neurons' contributions: SiLU(gate . h) * (up . h) * down, Eq. 1.
+    fn mlp(&mut self, layer: LayerId, blocks: &NeuronBlocks<'_>);
+    /// x += the FFN's sum, Eq. 2 after the last stage.
+    fn mlp_output(&mut self, layer: LayerId);
+    /// h = RMSNorm(x) with the final gain, for the tokens that the pass's outputs ask for.
+    fn head_input(&mut self);
+    /// Computes rows of the head: logits, or their share of the log-likelihoods. Parts ascend and cover all rows.
+    fn head(&mut self, rows: &MatrixRows<'_>);
+    /// The last token's logits; vocab_size. After a pass with [`Outputs::LastLogits`].
+    fn logits(&self) -> &[f32];
+    /// One negative log-likelihood (nats) a target. After a pass with [`Outputs::Score`].
+    fn nll(&self) -> &[f32];
+}

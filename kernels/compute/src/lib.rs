@@ -1,0 +1,20 @@
+//! The arithmetic of a transformer as a trait, its plain definition, and the suite that every backend passes.
+//!
+//! A backend owns activations and the KV cache, and borrows weights for the length of one call: where weights are
+//! (resident, streamed, read in place) is the engine's business. One [`Pass`] carries one token (decode) or many
+//! (prefill); the engine calls, in this order,
+//!
+//! ```text
+//! begin, embed (each token)
+//! for each layer: attn_input, project (q, k, v in any number of parts), attend, project (o), mlp_input,
+//!                 mlp (any number of parts, neurons ascending), mlp_output
+//! head_input, head (any number of parts), logits or nll
+//! ```
+//!
+//! **Canonical order.** Results do not depend on how weights are cut into parts nor on the number of threads: each
+//! output is accumulated in one fixed order. So a streamed run equals a resident one bit for bit.
+//!
+//! The plain f32 definition is [`reference`]; the suite is [`conformance`].
+
+mod backend;
+pub use backend::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart};

@@ -1,0 +1,4 @@
+//! Memory that computation and I/O share.
+
+mod slot;
+pub use slot::{AllocateError, Slot};
