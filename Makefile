@@ -1,0 +1,38 @@
+# Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
+.PHONY: demo test check bench golden setup model fmt
+
+MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+BUNDLE := artifacts/smollm2/smollm2.f16.lsb
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+PROMPT := Once upon a time, in a small village by the sea, there lived
+
+demo: $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of its size.
+	$(TARGET)/release/ls-run generate $(BUNDLE) --memory 96MiB --context 512 --echo -n 100 --prompt "$(PROMPT)"
+
+test: setup $(MODEL)   ## All tests, those on the real model too.
+	LS_TEST_MODEL=$(abspath $(MODEL)) cargo test --workspace --locked
+
+check: setup   ## Formatting, lints, tidiness.
+	cargo fmt --all -- --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	cargo test --quiet --locked -p ls-tidy
+
+bench: $(BUNDLE)   ## Speed at several budgets, beside what the machine allows.
+	for memory in 400MiB 192MiB 128MiB 96MiB; do $(TARGET)/release/ls-run bench $(BUNDLE) --memory $$memory; done
+
+golden: setup   ## Regenerate the golden files; review the diff.
+	cargo run --locked -p ls-bundle --example golden
+
+fmt:
+	cargo fmt --all
+
+setup:
+	@tools/setup.sh
+
+$(MODEL): | setup
+	python3 tools/fetch-smollm2.py $(dir $(MODEL))
+
+$(BUNDLE): $(MODEL) | setup
+	cargo build --release --locked -p ls-run -p ls-prep
+	$(TARGET)/release/ls-prep import $(MODEL) --out $(BUNDLE)
