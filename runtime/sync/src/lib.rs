@@ -1,4 +1,4 @@
 //! Memory that computation and I/O share.
 
 mod slot;
-pub use slot::{AllocateError, Slot};
+pub use slot::{AllocateError, Slot, release_free_memory};

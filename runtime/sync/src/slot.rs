@@ -34,6 +34,11 @@ struct Mapping {
     len: usize,
 }
 
+// SAFETY: a mapping is only unmapped, once, by its last owner; which thread that is does not matter to the kernel.
+unsafe impl Send for Mapping {}
+// SAFETY: a shared mapping has no method at all.
+unsafe impl Sync for Mapping {}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: ptr and len are what mmap gave; the last slot is gone, so no reference into the mapping is left.
@@ -100,6 +105,19 @@ impl Slot {
         self.len == 0
     }
 
+    /// Asks for large pages, which save address translation where much is read in sequence. Memory then becomes
+    /// resident 2 MiB at a time, so only for slots that will be filled. A kernel that does not know them says no, and
+    /// nothing changes.
+    pub fn prefer_huge_pages(&self) {
+        // SAFETY: advice on pages of our own mapping changes none of its bytes; the pages at the ends may be a
+        // neighbour slot's, of the same mapping.
+        unsafe {
+            let page = libc::sysconf(libc::_SC_PAGESIZE) as usize;
+            let before = self.ptr.addr() % page;
+            libc::madvise(self.ptr.sub(before).cast(), self.len + before, libc::MADV_HUGEPAGE)
+        };
+    }
+
     /// The bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -114,6 +132,16 @@ impl Slot {
         // SAFETY: as in `bytes`, and `&mut self` is the only borrow.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
     }
+}
+
+/// Gives memory that was freed, but that the allocator keeps for later, back to the system. For moments after which
+/// much less is needed than before; where the allocator offers no such call, nothing happens.
+pub fn release_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: glibc's allocator takes its own locks; memory in use is not touched.
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
 
 #[cfg(test)]

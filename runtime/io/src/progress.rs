@@ -1,0 +1,153 @@
+//! What happens to one read between submit and completion, whoever performs it.
+//!
+//! A store asks [`Progress::missing`] what to request, performs it, and gives the outcome to [`Progress::absorb`], which
+//! says whether the read is over. Short reads go on with the remainder; interruptions are tried again; `EIO` is tried
+//! once more, as a disk may recover by itself once; everything else ends the read.
+
+use std::io;
+
+use crate::error::{IoError, Kind};
+use crate::source::Rules;
+use crate::store::{BlockRead, Completion, Counters};
+
+/// Most bytes in one request; the kernel would cut it shortly below 2 GiB anyway.
+const MAX_REQUEST_BYTES: usize = 1 << 30;
+
+/// `EINTR` and `EAGAIN` accepted for one read before it fails: a way out of a loop that should never be long.
+const MAX_INTERRUPTIONS: u32 = 1000;
+
+/// A read on its way.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    read: BlockRead,
+    /// Bytes that lie within the file; the rest of the window is zeros.
+    needed: usize,
+    /// Bytes already in place; a multiple of the alignment.
+    filled: usize,
+    tried_again: bool,
+    interruptions: u32,
+    retries: u32,
+}
+
+/// What to ask the kernel for next.
+#[derive(Debug)]
+pub(crate) struct Missing<'a> {
+    pub(crate) bytes: &'a mut [u8],
+    /// Of its first byte in the file.
+    pub(crate) offset: u64,
+}
+
+/// Whether a read is over.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Again,
+    Over(Result<(), IoError>),
+}
+
+impl Progress {
+    /// Panics if the read breaks the rules of [`crate::BlockStore::submit`].
+    pub(crate) fn start(read: BlockRead, rules: &Rules) -> Progress {
+        let unit = rules.alignment.offset as usize;
+        let memory = rules.alignment.memory as usize;
+        assert!(
+            read.len <= read.into.len(),
+            "{} bytes into a slot of {}",
+            read.len,
+            read.into.len()
+        );
+        assert!(
+            read.offset.is_multiple_of(unit as u64) && read.len.is_multiple_of(unit),
+            "read of {} bytes at {} is not aligned to {unit}",
+            read.len,
+            read.offset
+        );
+        assert!(
+            read.into.bytes().as_ptr().addr().is_multiple_of(memory),
+            "memory is not aligned to {memory}"
+        );
+        let limit = rules.len.next_multiple_of(unit as u64);
+        let within = read.offset.checked_add(read.len as u64).is_some_and(|end| end <= limit);
+        // A read that reaches behind the last window stays short and fails there.
+        let needed = if within {
+            rules.len.saturating_sub(read.offset).min(read.len as u64) as usize
+        } else {
+            read.len
+        };
+        Progress { read, needed, filled: 0, tried_again: false, interruptions: 0, retries: 0 }
+    }
+
+    /// What is to be read next.
+    pub(crate) fn missing(&mut self) -> Missing<'_> {
+        let offset = self.read.offset + self.filled as u64;
+        let end = self.read.len.min(self.filled + MAX_REQUEST_BYTES);
+        Missing { bytes: &mut self.read.into.bytes_mut()[self.filled..end], offset }
+    }
+
+    /// Takes the outcome of the last request: bytes read, or the error number.
+    pub(crate) fn absorb(&mut self, outcome: Result<usize, i32>, rules: &Rules) -> Step {
+        let step = self.judge(outcome, rules);
+        if matches!(step, Step::Again) {
+            self.retries += 1;
+        }
+        step
+    }
+
+    fn judge(&mut self, outcome: Result<usize, i32>, rules: &Rules) -> Step {
+        match outcome {
+            Ok(bytes) => {
+                let reached = self.filled + bytes;
+                if reached >= self.needed {
+                    self.read.into.bytes_mut()[self.needed..self.read.len].fill(0);
+                    return Step::Over(Ok(()));
+                }
+                // Requests start at aligned offsets only. No progress means that the file ends here.
+                let kept = reached - reached % rules.alignment.offset as usize;
+                if kept == self.filled {
+                    return Step::Over(Err(self.truncated(rules)));
+                }
+                self.filled = kept;
+                Step::Again
+            }
+            Err(libc::EINTR | libc::EAGAIN) if self.interruptions < MAX_INTERRUPTIONS => {
+                self.interruptions += 1;
+                Step::Again
+            }
+            Err(libc::EIO) if !self.tried_again => {
+                self.tried_again = true;
+                Step::Again
+            }
+            Err(errno) => Step::Over(Err(self.failed(errno, rules))),
+        }
+    }
+
+    fn truncated(&self, rules: &Rules) -> IoError {
+        let wanted = self.read.offset.saturating_add(self.needed as u64);
+        let (offset, len) = (self.read.offset, self.read.len);
+        Kind::Truncated { path: rules.path.clone(), offset, len, wanted }.into()
+    }
+
+    fn failed(&self, errno: i32, rules: &Rules) -> IoError {
+        Kind::Read {
+            path: rules.path.clone(),
+            offset: self.read.offset,
+            len: self.read.len,
+            source: io::Error::from_raw_os_error(errno),
+        }
+        .into()
+    }
+
+    /// Counts the read and gives it back.
+    pub(crate) fn finish(self, result: Result<(), IoError>, counters: &mut Counters) -> Completion {
+        counters.retries += u64::from(self.retries);
+        if result.is_ok() {
+            counters.reads += 1;
+            counters.bytes += self.read.len as u64;
+        }
+        Completion { read: self.read, result }
+    }
+
+    /// The range that was asked for: first byte and length.
+    pub(crate) fn range(&self) -> (u64, usize) {
+        (self.read.offset, self.read.len)
+    }
+}
