@@ -1,4 +1,26 @@
-//! The LeanStream bundle: one file that holds a model ready to be streamed.
+#![doc = include_str!("../FORMAT.md")]
+#![forbid(unsafe_code)]
+
+pub mod blocks;
+mod checksum;
+mod codec;
+mod error;
 pub mod extent;
+mod header;
+pub mod identity;
 pub mod ids;
+pub mod limits;
 pub mod model;
+pub mod placement;
+pub mod plan;
+mod reader;
+mod validate;
+mod verify;
+pub mod vocabulary;
+mod writer;
+
+pub use error::{BundleError, ErrorClass};
+pub use header::{FORMAT_VERSION, MAGIC, Section, SectionKind};
+pub use plan::plan_weights;
+pub use reader::{BlockChecksums, Bundle};
+pub use writer::{BundleParts, BundleWriter};

@@ -150,10 +150,10 @@ impl DType {
     }
 }
 
-/// Where a dense matrix lies. Row r starts at `offset + (r / tile_rows) * tile_stride + (r % tile_rows) * row_bytes`.
+/// Where a dense matrix lies. Row r starts at `offset + r * row_bytes`.
 ///
-/// The matrix is cut into tiles of `tile_rows` rows (the last may have fewer), each with its own checksum, each
-/// zero-padded to 64 bytes.
+/// The matrix is cut into tiles of `tile_rows` rows (the last may have fewer), each with its own checksum. Where there
+/// are several, a tile is a multiple of 64 bytes; the last is zero-padded to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatrixExtent {
     /// First byte in the file; a multiple of 64.
@@ -164,7 +164,7 @@ pub struct MatrixExtent {
     pub cols: u32,
     /// Number format.
     pub dtype: DType,
-    /// Rows of a tile, >= 1.
+    /// Rows of a tile, 1 ..= rows.
     pub tile_rows: u32,
     /// Id of the first tile; the others follow.
     pub first_block: BlockId,
@@ -182,7 +182,7 @@ pub struct FfnExtent {
     pub hidden: u32,
     /// Number format of all three rows.
     pub dtype: DType,
-    /// Neurons of a block, >= 1.
+    /// Neurons of a block, 1 ..= neurons.
     pub block_neurons: u32,
     /// Id of the first block; the others follow.
     pub first_block: BlockId,
