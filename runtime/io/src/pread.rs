@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use crate::error::{IoError, Kind};
 use crate::progress::{Progress, Step};
-use crate::source::{Source, pread};
+use crate::source::Source;
 use crate::store::{Alignment, BlockRead, BlockStore, Completion, Counters, Wait};
 
 /// More threads than this gain nothing on the disks we know and cost stacks.
@@ -68,7 +68,7 @@ impl Shared {
     fn perform(&self, progress: &mut Progress) -> Result<(), IoError> {
         loop {
             let missing = progress.missing();
-            let outcome = pread(self.source.fd(), missing.bytes, missing.offset);
+            let outcome = self.source.read(missing.bytes, missing.offset);
             if let Step::Over(result) = progress.absorb(outcome, &self.source.rules) {
                 return result;
             }

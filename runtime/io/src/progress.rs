@@ -151,3 +151,79 @@ impl Progress {
         (self.read.offset, self.read.len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use ls_sync::Slot;
+
+    use super::*;
+    use crate::store::Alignment;
+
+    const RULES_LEN: u64 = 10_000;
+
+    fn rules() -> Rules {
+        let alignment = Alignment { offset: 512, memory: 512 };
+        Rules { path: Path::new("file").into(), len: RULES_LEN, alignment }
+    }
+
+    fn start(offset: u64, len: usize) -> Progress {
+        let mut into = Slot::allocate(len).unwrap();
+        into.bytes_mut().fill(9);
+        Progress::start(BlockRead { offset, len, into, tag: 0 }, &rules())
+    }
+
+    fn error(step: Step) -> IoError {
+        match step {
+            Step::Over(Err(e)) => e,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_short_read_goes_on_at_the_last_whole_unit() {
+        let mut progress = start(1024, 4096);
+        assert!(matches!(progress.absorb(Ok(1500), &rules()), Step::Again));
+        let missing = progress.missing();
+        assert_eq!((missing.offset, missing.bytes.len()), (2048, 3072));
+        assert!(matches!(progress.absorb(Ok(3072), &rules()), Step::Over(Ok(()))));
+        let mut counters = Counters::default();
+        progress.finish(Ok(()), &mut counters);
+        assert_eq!(counters, Counters { reads: 1, bytes: 4096, retries: 1 });
+    }
+
+    #[test]
+    fn the_last_window_ends_with_the_file_and_is_filled_with_zeros() {
+        let mut progress = start(9728, 512);
+        assert!(matches!(progress.absorb(Ok(272), &rules()), Step::Over(Ok(()))));
+        let bytes = progress.read.into.bytes();
+        assert_eq!((bytes[271], bytes[272], bytes[511]), (9, 0, 0));
+    }
+
+    #[test]
+    fn a_read_that_makes_no_progress_is_the_end_of_the_file() {
+        let mut progress = start(0, 4096);
+        assert!(matches!(progress.absorb(Ok(700), &rules()), Step::Again));
+        let error = error(progress.absorb(Ok(188), &rules()));
+        assert!(error.is_truncated(), "{error}");
+        assert!(super::tests::error(start(0, 512).absorb(Ok(0), &rules())).is_truncated());
+    }
+
+    #[test]
+    fn interruptions_are_tried_again_but_not_for_ever() {
+        let mut progress = start(0, 512);
+        for errno in [libc::EINTR, libc::EAGAIN].into_iter().cycle().take(1000) {
+            assert!(matches!(progress.absorb(Err(errno), &rules()), Step::Again));
+        }
+        let error = error(progress.absorb(Err(libc::EINTR), &rules()));
+        assert_eq!(error.errno(), Some(libc::EINTR));
+    }
+
+    #[test]
+    fn other_errors_end_the_read_at_once() {
+        let error = error(start(512, 1024).absorb(Err(libc::ENXIO), &rules()));
+        assert_eq!(error.errno(), Some(libc::ENXIO));
+        assert!(error.to_string().starts_with("file: cannot read 1024 bytes at offset 512: "));
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! Time is virtual and only moves when the store is called, so the same calls with the same seed give the same
 //! completions in the same order, however fast the machine is. Faults happen to requests, below the rules of
-//! [`crate::progress`]: an `EIO` once is survived, one forever is not, a short read is continued. A flipped bit is
+//! `progress.rs`: an `EIO` once is survived, one forever is not, a short read is continued. A flipped bit is
 //! delivered as if all were well: finding it is the caller's task.
 
 use std::io::{self, Read};

@@ -6,21 +6,21 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use ls_sync::Slot;
+use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
+use rustix::io::{Errno, pread};
+use rustix::param::page_size;
 
 use crate::error::{IoError, Kind};
 use crate::store::Alignment;
 
-/// What every disk and file system that knows direct I/O can be expected to accept.
-const SAFE_ALIGNMENT: u32 = 4096;
-
 /// Larger demands of a file system are not worth their memory.
-const MAX_ALIGNMENT: u32 = 64 * 1024;
+const MAX_ALIGNMENT: usize = 64 * 1024;
 
 /// What reads of a file must keep to.
 #[derive(Debug)]
@@ -38,6 +38,9 @@ pub(crate) struct Source {
     file: File,
     pub(crate) rules: Rules,
     pub(crate) direct: bool,
+    /// Reads may leave pages in the cache. Before the kernel could tell, some file systems accepted direct reads of
+    /// compressed or encrypted files and quietly buffered them.
+    caches: bool,
 }
 
 impl Source {
@@ -66,33 +69,39 @@ impl Source {
     fn open_buffered(path: &Arc<Path>) -> io::Result<Source> {
         let file = File::open(path)?;
         let len = length(&file)?;
-        advise(&file, 0, 0, libc::POSIX_FADV_RANDOM);
+        advise(&file, 0, 0, Advice::Random);
         let rules = Rules { path: path.clone(), len, alignment: Alignment::NONE };
-        Ok(Source { file, rules, direct: false })
+        Ok(Source { file, rules, direct: false, caches: true })
     }
 
     fn open_direct(path: &Arc<Path>) -> io::Result<Source> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
         let len = length(&file)?;
-        let alignment = prove_alignment(&file, len)?;
+        let (alignment, told) = prove_alignment(&file, len)?;
         let rules = Rules { path: path.clone(), len, alignment };
-        Ok(Source { file, rules, direct: true })
+        Ok(Source { file, rules, direct: true, caches: !told })
     }
 
-    pub(crate) fn fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+    #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+    pub(crate) fn fd(&self) -> std::os::fd::RawFd {
+        std::os::fd::AsRawFd::as_raw_fd(&self.file)
     }
 
-    /// Drops the pages that a buffered read of this range left in the cache.
+    /// Bytes read, or the error number.
+    pub(crate) fn read(&self, into: &mut [u8], offset: u64) -> Result<usize, i32> {
+        pread(&self.file, into, offset).map_err(Errno::raw_os_error)
+    }
+
+    /// Drops the pages that a read of this range left in the cache.
     pub(crate) fn forget(&self, (offset, len): (u64, usize)) {
-        if self.direct {
+        if !self.caches {
             return;
         }
         // Only whole pages are dropped, so the range is widened to them.
-        let page = rustix::param::page_size() as u64;
+        let page = page_size() as u64;
         let start = offset - offset % page;
         let end = offset.saturating_add(len as u64).div_ceil(page).saturating_mul(page);
-        advise(&self.file, start, end - start, libc::POSIX_FADV_DONTNEED);
+        advise(&self.file, start, end - start, Advice::DontNeed);
     }
 }
 
@@ -113,64 +122,53 @@ fn length(file: &File) -> io::Result<u64> {
 }
 
 /// Advice is only ever advice: a kernel that does not take it reads the same bytes.
-fn advise(file: &File, offset: u64, len: u64, advice: i32) {
-    // SAFETY: the descriptor is open; the call touches no memory of ours.
-    unsafe {
-        libc::posix_fadvise(file.as_raw_fd(), offset as libc::off_t, len as libc::off_t, advice)
-    };
+fn advise(file: &File, offset: u64, len: u64, advice: Advice) {
+    let _not_taken = fadvise(file, offset, NonZeroU64::new(len), advice);
 }
 
-/// The smallest alignment known to work: the kernel's word where it gives one, otherwise 512 if a read at 512 succeeds,
-/// otherwise 4096 or the file system's block size. `EINVAL` where none does.
-fn prove_alignment(file: &File, len: u64) -> io::Result<Alignment> {
+/// The smallest alignment known to work, and whether it is the kernel's word. Otherwise 512 if a read at 512 succeeds,
+/// then 4096, then the file system's block size. `EINVAL` where none does.
+fn prove_alignment(file: &File, len: u64) -> io::Result<(Alignment, bool)> {
     let refused = || io::Error::from_raw_os_error(libc::EINVAL);
     if let Some(told) = told_alignment(file) {
-        let usable = |n: u32| n.is_power_of_two() && n <= MAX_ALIGNMENT;
-        if !usable(told.offset) || !usable(told.memory) {
-            return Err(refused());
-        }
+        let usable = |n: u32, most: usize| n.is_power_of_two() && n as usize <= most;
         // Slots start at pages; a coarser demand on memory could not be kept.
-        if told.memory as usize > rustix::param::page_size() {
+        if !usable(told.offset, MAX_ALIGNMENT) || !usable(told.memory, page_size()) {
             return Err(refused());
         }
-        // Old disks behind new kernels: below 512 nothing is gained.
+        // Below 512 nothing is gained.
         let told = Alignment { offset: told.offset.max(512), memory: told.memory.max(512) };
-        return proven(file, told, len).then_some(told).ok_or_else(refused);
+        return if works(file, told, 0)? { Ok((told, true)) } else { Err(refused()) };
     }
-    let block_bytes = u32::try_from(file.metadata()?.blksize()).unwrap_or(SAFE_ALIGNMENT);
-    let block_bytes = block_bytes.clamp(SAFE_ALIGNMENT, MAX_ALIGNMENT).next_power_of_two();
-    [512, SAFE_ALIGNMENT, block_bytes]
-        .into_iter()
-        .map(|offset| Alignment { offset, memory: offset.min(SAFE_ALIGNMENT) })
-        .find(|&candidate| proven(file, candidate, len))
-        .ok_or_else(refused)
+    let block_bytes = usize::try_from(file.metadata()?.blksize()).unwrap_or(MAX_ALIGNMENT);
+    let block_bytes = block_bytes.clamp(4096, MAX_ALIGNMENT).next_power_of_two() as u32;
+    for offset in [512, 4096, block_bytes] {
+        let candidate = Alignment { offset, memory: offset.min(4096) };
+        // At the second unit, which is a multiple of nothing larger. Where the file is too short for that, 512 stays
+        // unproven.
+        let second = u64::from(offset);
+        let (at, proves) = if len >= 2 * second { (second, true) } else { (0, offset >= 4096) };
+        if proves && works(file, candidate, at)? {
+            return Ok((candidate, false));
+        }
+    }
+    Err(refused())
 }
 
 /// `STATX_DIOALIGN` (Linux 6.1); offset 0 means that direct I/O is not supported.
 fn told_alignment(file: &File) -> Option<Alignment> {
-    use rustix::fs::{AtFlags, StatxFlags, statx};
     let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let known = told.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
     known.then_some(Alignment { offset: told.stx_dio_offset_align, memory: told.stx_dio_mem_align })
 }
 
-/// Whether a direct read with exactly this alignment succeeds: one unit, at an offset and into memory that are no
-/// multiples of anything larger. A file too short for that proves only alignments of 4096 and up.
-fn proven(file: &File, alignment: Alignment, len: u64) -> bool {
-    let unit = alignment.offset as usize;
-    let offset = if len >= 2 * unit as u64 { unit } else { 0 };
-    if offset == 0 && alignment.offset < SAFE_ALIGNMENT {
-        return false;
+/// Whether one unit can be read at `offset` into memory that is aligned to nothing larger.
+fn works(file: &File, alignment: Alignment, offset: u64) -> io::Result<bool> {
+    let memory = Slot::allocate((alignment.memory + alignment.offset) as usize);
+    let mut memory = memory.map_err(|e| e.source)?;
+    match pread(file, &mut memory.bytes_mut()[alignment.memory as usize..], offset) {
+        Ok(_) => Ok(true),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(false),
+        Err(e) => Err(e.into()),
     }
-    let Ok(mut slot) = Slot::allocate(unit + alignment.memory as usize) else { return false };
-    let mut into = slot.split_off(alignment.memory as usize);
-    pread(file.as_raw_fd(), &mut into.bytes_mut()[..unit], offset as u64).is_ok()
-}
-
-/// One `pread`: bytes read, or the error number.
-pub(crate) fn pread(fd: RawFd, into: &mut [u8], offset: u64) -> Result<usize, i32> {
-    let Ok(offset) = libc::off_t::try_from(offset) else { return Err(libc::EINVAL) };
-    // SAFETY: the kernel writes at most `into.len()` bytes to `into`, which is borrowed for the call.
-    let n = unsafe { libc::pread(fd, into.as_mut_ptr().cast(), into.len(), offset) };
-    usize::try_from(n).map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }

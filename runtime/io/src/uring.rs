@@ -50,7 +50,7 @@ impl UringStore {
     /// Kernels before 5.6 have a ring but not the read request, and a sandbox may forbid one of the calls.
     fn prove(&mut self) -> io::Result<()> {
         let len = self.source.rules.alignment.offset as usize;
-        if self.source.rules.len < len as u64 {
+        if self.source.rules.len == 0 {
             return Ok(());
         }
         let into = Slot::allocate(len).map_err(|e| e.source)?;
@@ -197,7 +197,9 @@ impl Drop for UringStore {
         let mut attempts = 0;
         loop {
             while let Some((index, _)) = self.next_completion() {
-                self.flight[index as usize] = None;
+                if let Some(progress) = self.flight[index as usize].take() {
+                    self.source.forget(progress.range());
+                }
                 self.free.push(index);
             }
             if self.in_flight() == 0 {

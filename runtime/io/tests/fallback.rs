@@ -1,0 +1,138 @@
+//! What happens where the system forbids: a filter refuses one system call to one thread, as a sandbox does.
+
+use std::io::Write;
+use std::path::Path;
+
+use ls_io::{BlockRead, Opened, Prefer, StoreOptions, Wait, open};
+use ls_sync::Slot;
+use tempfile::NamedTempFile;
+
+const FILE_BYTES: usize = 98_381;
+
+fn file() -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    let bytes: Vec<u8> = (0..FILE_BYTES).map(|i| (i / 7) as u8).collect();
+    file.write_all(&bytes).unwrap();
+    file.as_file().sync_all().unwrap();
+    file
+}
+
+/// A system call, and a bit pattern that its third argument must contain to be refused.
+struct Refusal {
+    call: libc::c_long,
+    argument_bits: u32,
+    errno: i32,
+}
+
+/// Forbids a call to this thread and those that it starts.
+fn refuse(refusal: &Refusal) {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const JUMP_IF_BITS: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    // Offsets are those of `seccomp_data`: the call's number, and the low half of its third argument.
+    let third = 16 + 2 * 8 + if cfg!(target_endian = "big") { 4 } else { 0 };
+    let bits = if refusal.argument_bits == 0 {
+        step(LOAD, 0, 0, 0)
+    } else {
+        step(JUMP_IF_BITS, 0, 1, refusal.argument_bits)
+    };
+    let mut program = [
+        step(LOAD, 0, 0, 0),
+        step(JUMP_IF_EQUAL, 0, 3, refusal.call as u32),
+        step(LOAD, 0, 0, third),
+        bits,
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | refusal.errno as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the filter outlives the calls, which copy it; both only restrict this thread.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
+    }
+}
+
+/// Runs `check` in a thread of its own under a refusal.
+fn under(refusal: Refusal, check: impl FnOnce(&Path) + Send) {
+    let file = file();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            refuse(&refusal);
+            check(file.path());
+        });
+    });
+}
+
+/// Reads the whole file through the store and compares.
+fn assert_same_bytes(opened: &mut Opened, path: &Path) {
+    let store = &mut opened.store;
+    let len = FILE_BYTES.next_multiple_of(store.alignment().offset as usize);
+    let into = Slot::allocate(len).unwrap();
+    store.submit(BlockRead { offset: 0, len, into, tag: 0 }).unwrap();
+    let mut seen = Vec::new();
+    store
+        .reap(Wait::One, &mut |completion| {
+            completion.result.unwrap();
+            seen.extend_from_slice(&completion.read.into.bytes()[..FILE_BYTES]);
+        })
+        .unwrap();
+    assert!(seen == std::fs::read(path).unwrap());
+}
+
+#[test]
+fn without_io_uring_threads_read_and_one_warning_says_so() {
+    for errno in [libc::EPERM, libc::ENOSYS, libc::ENOMEM] {
+        let refusal = Refusal { call: libc::SYS_io_uring_setup, argument_bits: 0, errno };
+        under(refusal, |path| {
+            let mut opened = open(path, &StoreOptions::default()).unwrap();
+            assert_eq!(opened.store.name(), "pread");
+            assert_same_bytes(&mut opened, path);
+            if opened.store.is_direct() {
+                assert_eq!(opened.warnings.len(), 1, "{:?}", opened.warnings);
+                assert!(opened.warnings[0].contains("io_uring"), "{:?}", opened.warnings);
+            }
+            let asked = StoreOptions { prefer: Prefer::Uring, ..StoreOptions::default() };
+            assert_eq!(open(path, &asked).unwrap_err().errno(), Some(errno));
+        });
+    }
+}
+
+#[test]
+fn a_ring_that_cannot_be_entered_is_given_up_at_open() {
+    let refusal = Refusal { call: libc::SYS_io_uring_enter, argument_bits: 0, errno: libc::EPERM };
+    under(refusal, |path| {
+        let mut opened = open(path, &StoreOptions::default()).unwrap();
+        assert_eq!(opened.store.name(), "pread");
+        assert_same_bytes(&mut opened, path);
+    });
+}
+
+#[test]
+fn direct_reads_refused_at_open_become_buffered_ones_with_one_warning() {
+    for errno in [libc::EINVAL, libc::EOPNOTSUPP] {
+        let argument_bits = libc::O_DIRECT as u32;
+        under(Refusal { call: libc::SYS_openat, argument_bits, errno }, assert_buffered);
+    }
+}
+
+#[test]
+fn direct_reads_refused_at_the_first_read_become_buffered_ones_with_one_warning() {
+    // The proving reads are of 512 or 4096 bytes; the whole file's length has neither bit.
+    let len = FILE_BYTES as u32;
+    assert_eq!(len & (512 | 4096), 0, "choose another length");
+    let refusal =
+        Refusal { call: libc::SYS_pread64, argument_bits: 512 | 4096, errno: libc::EINVAL };
+    under(refusal, assert_buffered);
+}
+
+fn assert_buffered(path: &Path) {
+    let mut opened = open(path, &StoreOptions::default()).unwrap();
+    assert!(!opened.store.is_direct());
+    assert_eq!(opened.store.alignment().offset, 1);
+    assert_eq!(opened.warnings.len(), 1, "{:?}", opened.warnings);
+    assert!(opened.warnings[0].contains("direct reads are refused"), "{:?}", opened.warnings);
+    assert_same_bytes(&mut opened, path);
+}
