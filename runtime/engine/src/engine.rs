@@ -1,0 +1,298 @@
+//! [`Engine`]: executes the program of a bundle on a backend while the stream reads ahead.
+//!
+//! Dense for now: every neuron of every layer runs, in file order.
+
+use crate::error::EngineError;
+use crate::memory::{MemoryPlan, ROW_BUFFERS};
+use crate::program::{self, MAX_PARTS, Program, Source, Step};
+use crate::stats::Stats;
+use crate::stream::Stream;
+use ls_bundle::Bundle;
+use ls_bundle::extent::Extent;
+use ls_bundle::model::{MatrixExtent, WeightMap};
+use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart};
+use ls_io::BlockStore;
+use ls_sync::Slot;
+use std::time::Instant;
+
+/// The resident prefix of a section.
+#[derive(Debug)]
+struct Resident {
+    slot: Slot,
+    /// Where the section starts in the slot.
+    skip: usize,
+    /// Bytes from there.
+    len: u64,
+}
+
+impl Resident {
+    fn bytes(&self) -> &[u8] {
+        &self.slot.bytes()[self.skip..]
+    }
+}
+
+/// See the module's documentation.
+pub struct Engine {
+    map: WeightMap,
+    program: Program,
+    stream: Stream,
+    resident: Vec<Option<Resident>>,
+    backend: Box<dyn ComputeBackend>,
+    context: u32,
+    pass_tokens: u32,
+    position: u32,
+    stats: Stats,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("position", &self.position)
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Loads what the plan keeps resident; `progress` hears of loaded bytes. The last allocation happens here.
+    pub fn open(
+        bundle: &Bundle,
+        plan: &MemoryPlan,
+        store: Box<dyn BlockStore>,
+        backend: Box<dyn ComputeBackend>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Engine, EngineError> {
+        let started = Instant::now();
+        let map = bundle.weights().clone();
+        let program = Program::new(&map, plan.sections.clone(), plan.request_bytes);
+        let embedding = program.sections.last().expect("a file has an embedding");
+        let row_buffers = if embedding.cut < embedding.end { ROW_BUFFERS } else { 0 };
+        let row_bytes = map.embedding.row_bytes();
+        let mut stream = Stream::new(store, &program.pieces, plan.depth, row_bytes, row_buffers)?;
+        let kept: Vec<Extent> =
+            program.sections.iter().map(|s| s.resident()).filter(|e| e.len > 0).collect();
+        let mut loaded = stream.load(&kept, progress)?.into_iter();
+        let resident = program
+            .sections
+            .iter()
+            .map(|section| match section.resident().len {
+                0 => None,
+                len => loaded.next().map(|(slot, skip)| Resident { slot, skip, len }),
+            })
+            .collect();
+        let stats = Stats {
+            loaded_bytes: stream.store().counters().bytes,
+            load: started.elapsed(),
+            ..Stats::default()
+        };
+        Ok(Engine {
+            map,
+            program,
+            stream,
+            resident,
+            backend,
+            context: plan.context,
+            pass_tokens: plan.pass_tokens,
+            position: 0,
+            stats,
+        })
+    }
+
+    /// Tokens that the KV cache holds.
+    #[must_use]
+    pub fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// Tokens that the KV cache can hold.
+    #[must_use]
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Counters so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Bytes read from the bundle so far.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.stream.store().counters().bytes
+    }
+
+    /// The program, for plans and reports.
+    #[must_use]
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Forgets all tokens from `position` on.
+    pub fn rewind(&mut self, position: u32) {
+        assert!(position <= self.position, "rewind to {position} of {}", self.position);
+        self.position = position;
+    }
+
+    /// Takes `tokens` into the KV cache, in passes over the streamed weights of up to `pass_tokens` tokens each.
+    /// The logits of the last one follow. `passes_after` more passes may be read ahead for.
+    pub fn prefill(&mut self, tokens: &[u32], passes_after: u64) -> Result<&[f32], EngineError> {
+        self.check_room(tokens.len())?;
+        let started = Instant::now();
+        let passes = tokens.len().div_ceil(self.pass_tokens as usize);
+        self.stream.expect_passes(passes as u64 + passes_after);
+        for (index, pass) in tokens.chunks(self.pass_tokens as usize).enumerate() {
+            let outputs = if index + 1 == passes { Outputs::LastLogits } else { Outputs::None };
+            self.pass(pass, outputs, false)?;
+        }
+        self.stats.prefill_tokens += tokens.len() as u64;
+        self.stats.prefill_passes += passes as u64;
+        self.stats.prefill += started.elapsed();
+        self.stats.bytes_after_prefill = self.bytes_read();
+        Ok(self.backend.logits())
+    }
+
+    /// One token; its logits follow. `passes_after` more passes may be read ahead for.
+    pub fn decode(&mut self, token: u32, passes_after: u64) -> Result<&[f32], EngineError> {
+        self.check_room(1)?;
+        let started = Instant::now();
+        self.stream.expect_passes(1 + passes_after);
+        self.pass(&[token], Outputs::LastLogits, true)?;
+        self.stats.decode_tokens += 1;
+        self.stats.decode += started.elapsed();
+        Ok(self.backend.logits())
+    }
+
+    /// Scores a window from an empty context: the negative log-likelihood (nats) of each token from `first` on, given
+    /// those before it. The window is one pass.
+    pub fn score(&mut self, window: &[u32], first: usize) -> Result<&[f32], EngineError> {
+        assert!(0 < first && first < window.len(), "score from {first} of {}", window.len());
+        self.position = 0;
+        self.check_room(window.len())?;
+        self.stream.expect_passes(1);
+        let outputs = Outputs::Score { first: first as u32 - 1, targets: &window[first..] };
+        self.pass(&window[..window.len() - 1], outputs, false)?;
+        self.stats.prefill_tokens += window.len() as u64;
+        Ok(self.backend.nll())
+    }
+
+    fn check_room(&self, tokens: usize) -> Result<(), EngineError> {
+        if tokens == 0 {
+            return Err(EngineError::empty_prompt());
+        }
+        let needed = u64::from(self.position) + tokens as u64;
+        if needed > u64::from(self.context) {
+            return Err(EngineError::context_full(needed, self.context));
+        }
+        Ok(())
+    }
+
+    /// Walks the program once.
+    fn pass(
+        &mut self,
+        tokens: &[u32],
+        outputs: Outputs<'_>,
+        decode: bool,
+    ) -> Result<(), EngineError> {
+        let count = u32::try_from(tokens.len()).expect("a pass is at most a context long");
+        let pass = Pass { first_position: self.position, tokens: count, outputs, decode };
+        self.backend.begin(pass);
+        self.stream.pump()?;
+        self.embed(tokens)?;
+        for index in 0..self.program.steps.len() {
+            self.stream.pump()?;
+            let step = self.program.steps[index];
+            if matches!(outputs, Outputs::None)
+                && matches!(step, Step::HeadInput | Step::Head { .. })
+            {
+                self.skip(step)?;
+                continue;
+            }
+            self.step(step)?;
+        }
+        self.position += count;
+        Ok(())
+    }
+
+    /// A pass without outputs needs no head, but what the stream has read ahead of it must still be taken.
+    fn skip(&mut self, step: Step) -> Result<(), EngineError> {
+        if let Step::Head { source: Source::Piece { piece, .. }, .. } = step {
+            self.stream.wait(piece, &mut self.stats)?;
+        }
+        Ok(())
+    }
+
+    fn embed(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        let Engine { map, resident, backend, stream, .. } = self;
+        let matrix: &MatrixExtent = &map.embedding;
+        let row_bytes = matrix.row_bytes();
+        let prefix = resident.last().expect("a file has an embedding").as_ref();
+        let resident_rows = prefix.map_or(0, |r| r.len / row_bytes);
+        let mut embed = |index: usize, bytes: &[u8]| {
+            backend.embed(index as u32, MatrixRows::new(matrix, tokens[index], 1, bytes));
+        };
+        let mut first_streamed = tokens.len();
+        for (index, &token) in tokens.iter().enumerate() {
+            match prefix {
+                Some(prefix) if u64::from(token) < resident_rows => {
+                    embed(index, &prefix.bytes()[(u64::from(token) * row_bytes) as usize..]);
+                }
+                _ => first_streamed = first_streamed.min(index),
+            }
+        }
+        // Rows behind the resident prefix, read one by one. Those before it in this range are simply set again.
+        let rows = tokens.len() - first_streamed;
+        let extent_of = |i: usize| matrix.rows_extent(tokens[first_streamed + i], 1);
+        stream.rows(rows, &extent_of, &mut |i, bytes| embed(first_streamed + i, bytes))
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), EngineError> {
+        match step {
+            Step::AttnInput(layer) => self.backend.attn_input(layer),
+            Step::Attend(layer) => self.backend.attend(layer),
+            Step::MlpInput(layer) => self.backend.mlp_input(layer),
+            Step::MlpOutput(layer) => self.backend.mlp_output(layer),
+            Step::HeadInput => self.backend.head_input(),
+            Step::Release(piece) => self.stream.release(piece),
+            Step::Project { layer, first, count } => {
+                let parts = &self.program.parts[first as usize..(first + count) as usize];
+                self.stream.arrive(parts[0].source, &mut self.stats)?;
+                let extents = &self.map.layers[layer.index()];
+                let mut given = [None; MAX_PARTS];
+                for (slot, part) in given.iter_mut().zip(parts) {
+                    let bytes = weights(&self.resident, &self.stream, part.source);
+                    let matrix = program::matrix_of(extents, part.projection);
+                    let rows = MatrixRows::new(matrix, part.first_row, part.rows, bytes);
+                    *slot = Some(ProjectionPart { projection: part.projection, rows });
+                }
+                let first = given[0].expect("a projection has parts");
+                let given = given.map(|part| part.unwrap_or(first));
+                self.backend.project(layer, &given[..parts.len()]);
+            }
+            Step::Mlp { layer, first_block, blocks, source } => {
+                self.stream.arrive(source, &mut self.stats)?;
+                let bytes = weights(&self.resident, &self.stream, source);
+                let ffn = &self.map.layers[layer.index()].ffn;
+                self.backend.mlp(layer, &NeuronBlocks::new(ffn, first_block, blocks, bytes));
+            }
+            Step::Head { first_row, rows, source } => {
+                self.stream.arrive(source, &mut self.stats)?;
+                let bytes = weights(&self.resident, &self.stream, source);
+                let matrix = self.map.head.as_ref().unwrap_or(&self.map.embedding);
+                self.backend.head(&MatrixRows::new(matrix, first_row, rows, bytes));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bytes at a source whose piece, if it is one, has arrived.
+fn weights<'a>(resident: &'a [Option<Resident>], stream: &'a Stream, source: Source) -> &'a [u8] {
+    match source {
+        Source::Resident { section, at } => {
+            let prefix = resident[section as usize].as_ref().expect("the prefix was loaded");
+            &prefix.bytes()[at as usize..]
+        }
+        Source::Piece { piece, at } => &stream.bytes(piece)[at as usize..],
+    }
+}

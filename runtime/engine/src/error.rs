@@ -1,0 +1,81 @@
+//! [`EngineError`]: what can go wrong between opening a bundle and the last token.
+
+use crate::memory::BudgetTooSmall;
+
+/// Why the engine stopped. Opaque: callers print it, or ask for its [`kind`](EngineError::kind).
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct EngineError(#[from] Inner);
+
+#[derive(Debug, thiserror::Error)]
+enum Inner {
+    #[error("{0}")]
+    Io(ls_io::IoError),
+    #[error("{0}")]
+    Memory(ls_sync::AllocateError),
+    #[error(transparent)]
+    Budget(BudgetTooSmall),
+    #[error(
+        "the prompt has {prompt} tokens, the context holds {context}; raise --context or shorten the prompt"
+    )]
+    ContextFull { prompt: u64, context: u32 },
+    #[error("the prompt is empty; this model has no beginning-of-sequence token to start from")]
+    EmptyPrompt,
+    #[error("the bundle's tokenizer cannot be used: {0}")]
+    Tokenizer(String),
+}
+
+/// Kinds of [`EngineError`], for exit codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineErrorKind {
+    /// A read failed.
+    Io,
+    /// The operating system refused memory that the plan allows.
+    Memory,
+    /// No plan fits the budget.
+    Budget,
+    /// The request does not fit the context, or is empty.
+    Request,
+    /// The bundle is unusable.
+    Corrupt,
+}
+
+impl EngineError {
+    pub(crate) fn io(error: ls_io::IoError) -> EngineError {
+        Inner::Io(error).into()
+    }
+
+    pub(crate) fn memory(error: ls_sync::AllocateError) -> EngineError {
+        Inner::Memory(error).into()
+    }
+
+    pub(crate) fn context_full(prompt: u64, context: u32) -> EngineError {
+        Inner::ContextFull { prompt, context }.into()
+    }
+
+    pub(crate) fn empty_prompt() -> EngineError {
+        Inner::EmptyPrompt.into()
+    }
+
+    pub(crate) fn tokenizer(error: impl std::fmt::Display) -> EngineError {
+        Inner::Tokenizer(error.to_string()).into()
+    }
+
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> EngineErrorKind {
+        match &self.0 {
+            Inner::Io(_) => EngineErrorKind::Io,
+            Inner::Memory(_) => EngineErrorKind::Memory,
+            Inner::Budget(_) => EngineErrorKind::Budget,
+            Inner::ContextFull { .. } | Inner::EmptyPrompt => EngineErrorKind::Request,
+            Inner::Tokenizer(_) => EngineErrorKind::Corrupt,
+        }
+    }
+}
+
+impl From<BudgetTooSmall> for EngineError {
+    fn from(error: BudgetTooSmall) -> EngineError {
+        Inner::Budget(error).into()
+    }
+}

@@ -1,0 +1,307 @@
+//! [`Stream`]: the pieces of a program, read ahead in a ring of buffers while the backend computes.
+//!
+//! Pieces come in one cyclic order, so the ring always knows what is needed next, across the end of a pass too. A
+//! buffer belongs either to the store (being read) or to the stream (arrived, or free): a piece that is computed with
+//! cannot be overwritten. Nothing is allocated after `new`.
+
+use crate::error::EngineError;
+use crate::program::Source;
+use crate::stats::Stats;
+use ls_bundle::extent::Extent;
+use ls_io::{Alignment, BlockRead, BlockStore, Completion, Wait};
+use ls_sync::Slot;
+use std::time::Instant;
+
+/// Tags of row reads have this bit; the others are places in the ring.
+const ROW: u32 = 1 << 31;
+
+#[derive(Debug)]
+enum Place {
+    Free(Slot),
+    Reading,
+    Arrived(Slot),
+}
+
+impl Place {
+    /// The buffer of a free place; the place counts as being read.
+    fn take(&mut self) -> Option<Slot> {
+        match std::mem::replace(self, Place::Reading) {
+            Place::Free(slot) => Some(slot),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+/// A read: the aligned window and where the wanted bytes start in it.
+#[derive(Clone, Copy, Debug)]
+struct WindowedRead {
+    offset: u64,
+    len: usize,
+    skip: usize,
+}
+
+impl WindowedRead {
+    fn around(extent: Extent, alignment: Alignment) -> WindowedRead {
+        let (offset, len) = ls_io::window(extent.offset, extent.len, alignment);
+        WindowedRead { offset, len, skip: (extent.offset - offset) as usize }
+    }
+}
+
+/// See the module's documentation.
+pub struct Stream {
+    store: Box<dyn BlockStore>,
+    pieces: Vec<WindowedRead>,
+    ring: Vec<Place>,
+    /// Pieces submitted and released since the start, over all passes.
+    submitted: u64,
+    released: u64,
+    /// Pieces that will be asked for; reading ahead stops there.
+    horizon: u64,
+    rows: Vec<Place>,
+    /// Read of each row buffer, to find the row in its window.
+    row_reads: Vec<WindowedRead>,
+    /// First failure of any read.
+    failure: Option<ls_io::IoError>,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream")
+            .field("store", &self.store.name())
+            .field("pieces", &self.pieces.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    /// A stream of `pieces` through `depth` buffers, and `row_buffers` buffers for single rows of `row_bytes`.
+    pub fn new(
+        store: Box<dyn BlockStore>,
+        pieces: &[Extent],
+        depth: u32,
+        row_bytes: u64,
+        row_buffers: u32,
+    ) -> Result<Stream, EngineError> {
+        let alignment = store.alignment();
+        let pieces: Vec<_> = pieces.iter().map(|&p| WindowedRead::around(p, alignment)).collect();
+        let longest = pieces.iter().map(|p| p.len).max().unwrap_or(0);
+        let row_len = (row_bytes as usize + 2 * alignment.offset as usize).next_multiple_of(4096);
+        let places = |count: u32, len: usize| -> Result<Vec<Place>, EngineError> {
+            let slots = (0..count).map(|_| Ok(Place::Free(Slot::allocate(len)?)));
+            slots.collect::<Result<_, ls_sync::AllocateError>>().map_err(EngineError::memory)
+        };
+        let depth = if pieces.is_empty() { 0 } else { depth };
+        Ok(Stream {
+            ring: places(depth, longest)?,
+            rows: places(row_buffers, row_len)?,
+            row_reads: vec![WindowedRead { offset: 0, len: 0, skip: 0 }; row_buffers as usize],
+            pieces,
+            store,
+            submitted: 0,
+            released: 0,
+            horizon: 0,
+            failure: None,
+        })
+    }
+
+    /// Reads `extent` into memory of its own; for what stays resident. Returns the buffer and where the extent starts.
+    pub fn load(
+        &mut self,
+        extents: &[Extent],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Vec<(Slot, usize)>, EngineError> {
+        let alignment = self.store.alignment();
+        let mut loaded: Vec<Option<(Slot, usize)>> = extents.iter().map(|_| None).collect();
+        let (mut next, mut arrived) = (0, 0);
+        let mut failure = None;
+        while arrived < extents.len() {
+            while next < extents.len() && self.store.in_flight() < self.store.depth() {
+                let read = WindowedRead::around(extents[next], alignment);
+                let into = Slot::allocate(read.len).map_err(EngineError::memory)?;
+                let read = BlockRead { offset: read.offset, len: read.len, into, tag: next as u32 };
+                self.store.submit(read).expect("a store below its depth takes a read");
+                next += 1;
+            }
+            let done = &mut |done: Completion| {
+                arrived += 1;
+                let index = done.read.tag as usize;
+                match done.result {
+                    Ok(()) => {
+                        progress(extents[index].len);
+                        let skip = (extents[index].offset - done.read.offset) as usize;
+                        loaded[index] = Some((done.read.into, skip));
+                    }
+                    Err(error) => failure = failure.take().or(Some(error)),
+                }
+            };
+            self.store.reap(Wait::One, done).map_err(EngineError::io)?;
+            if let Some(error) = failure {
+                return Err(EngineError::io(error));
+            }
+        }
+        Ok(loaded.into_iter().map(|slot| slot.expect("every read has arrived")).collect())
+    }
+
+    /// Allows reading ahead for `passes` more passes.
+    pub fn expect_passes(&mut self, passes: u64) {
+        let started = self.released.div_ceil(self.pieces.len().max(1) as u64);
+        self.horizon = (started + passes) * self.pieces.len() as u64;
+    }
+
+    /// Starts reads as far as buffers are free. Called between computations; never blocks.
+    pub fn pump(&mut self) -> Result<(), EngineError> {
+        self.reap(Wait::Poll)?;
+        self.submit();
+        Ok(())
+    }
+
+    fn submit(&mut self) {
+        while self.submitted < self.horizon
+            && self.submitted < self.released + self.ring.len() as u64
+        {
+            let place = (self.submitted % self.ring.len() as u64) as usize;
+            let piece = self.pieces[(self.submitted % self.pieces.len() as u64) as usize];
+            let into = self.ring[place].take().expect("a released place is free");
+            let read = BlockRead { offset: piece.offset, len: piece.len, into, tag: place as u32 };
+            if let Err(read) = self.store.submit(read) {
+                self.ring[place] = Place::Free(read.into);
+                return;
+            }
+            self.submitted += 1;
+        }
+    }
+
+    fn reap(&mut self, wait: Wait) -> Result<(), EngineError> {
+        let Stream { store, ring, rows, failure, .. } = self;
+        let done = &mut |done: Completion| {
+            let (places, index) = match done.read.tag & ROW {
+                0 => (&mut *ring, done.read.tag),
+                _ => (&mut *rows, done.read.tag & !ROW),
+            };
+            places[index as usize] = match done.result {
+                Ok(()) => Place::Arrived(done.read.into),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    Place::Free(done.read.into)
+                }
+            };
+        };
+        store.reap(wait, done).map_err(EngineError::io)?;
+        match self.failure.take() {
+            Some(error) => Err(EngineError::io(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until the weights at `source` are in memory.
+    pub fn arrive(&mut self, source: Source, stats: &mut Stats) -> Result<(), EngineError> {
+        match source {
+            Source::Resident { .. } => Ok(()),
+            Source::Piece { piece, .. } => self.wait(piece, stats),
+        }
+    }
+
+    /// Waits until piece `piece` of the current pass is there. Time spent waiting counts as stalled.
+    pub fn wait(&mut self, piece: u32, stats: &mut Stats) -> Result<(), EngineError> {
+        let place = self.place_of(piece);
+        if matches!(self.ring[place], Place::Arrived(_)) {
+            return Ok(());
+        }
+        self.pump()?;
+        if matches!(self.ring[place], Place::Arrived(_)) {
+            return Ok(());
+        }
+        let since = Instant::now();
+        while !matches!(self.ring[place], Place::Arrived(_)) {
+            assert!(self.store.in_flight() > 0, "a piece that is waited for is being read");
+            self.reap(Wait::One)?;
+            self.submit();
+        }
+        stats.stalled += since.elapsed();
+        Ok(())
+    }
+
+    /// The bytes of piece `piece`, which has arrived, from its first weight on.
+    #[must_use]
+    pub fn bytes(&self, piece: u32) -> &[u8] {
+        match &self.ring[self.place_of(piece)] {
+            Place::Arrived(slot) => &slot.bytes()[self.pieces[piece as usize].skip..],
+            _ => panic!("piece {piece} has not arrived"),
+        }
+    }
+
+    /// Gives the buffer of piece `piece` back. Pieces are released in order.
+    pub fn release(&mut self, piece: u32) {
+        let place = self.place_of(piece);
+        match std::mem::replace(&mut self.ring[place], Place::Reading) {
+            Place::Arrived(slot) => self.ring[place] = Place::Free(slot),
+            other => panic!("piece {piece} is released while {other:?}"),
+        }
+        self.released += 1;
+    }
+
+    /// The ring place of a piece of the current pass: pieces are released in order, so the pass's first piece is at
+    /// the last multiple of the piece count.
+    fn place_of(&self, piece: u32) -> usize {
+        let count = self.pieces.len() as u64;
+        let sequence = self.released / count * count + u64::from(piece);
+        (sequence % self.ring.len() as u64) as usize
+    }
+
+    /// Reads single rows (`extents`, each at most a row buffer long) and hands each to `use_row` with its index.
+    pub fn rows(
+        &mut self,
+        count: usize,
+        extent_of: &dyn Fn(usize) -> Extent,
+        use_row: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), EngineError> {
+        let buffers = self.rows.len();
+        let mut submitted = 0;
+        for index in 0..count {
+            while submitted < count && submitted < index + buffers {
+                if self.submit_row(submitted % buffers, extent_of(submitted)) {
+                    submitted += 1;
+                } else if submitted > index {
+                    break;
+                } else {
+                    // The store is full of streaming reads: a place is free once one of them is back.
+                    self.reap(Wait::One)?;
+                }
+            }
+            let buffer = index % buffers;
+            while matches!(self.rows[buffer], Place::Reading) {
+                self.reap(Wait::One)?;
+            }
+            match std::mem::replace(&mut self.rows[buffer], Place::Reading) {
+                Place::Arrived(slot) => {
+                    use_row(index, &slot.bytes()[self.row_reads[buffer].skip..]);
+                    self.rows[buffer] = Place::Free(slot);
+                }
+                other => panic!("row {index} is used while {other:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a row's read into its buffer; false if the store is full.
+    fn submit_row(&mut self, buffer: usize, extent: Extent) -> bool {
+        let windowed = WindowedRead::around(extent, self.store.alignment());
+        let into = self.rows[buffer].take().expect("the row before this one was used");
+        let tag = ROW | buffer as u32;
+        let read = BlockRead { offset: windowed.offset, len: windowed.len, into, tag };
+        match self.store.submit(read) {
+            Ok(()) => self.row_reads[buffer] = windowed,
+            Err(read) => self.rows[buffer] = Place::Free(read.into),
+        }
+        matches!(self.rows[buffer], Place::Reading)
+    }
+
+    /// The store, for its counters.
+    #[must_use]
+    pub fn store(&self) -> &dyn BlockStore {
+        self.store.as_ref()
+    }
+}

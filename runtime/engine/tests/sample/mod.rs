@@ -1,0 +1,172 @@
+//! A small bundle on disk with weights from a seed, and a backend that only remembers what it was given.
+
+use ls_bundle::identity::Identity;
+use ls_bundle::ids::LayerId;
+use ls_bundle::model::{
+    Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens, Vectors,
+};
+use ls_bundle::vocabulary::{TokenKind, Vocabulary};
+use ls_bundle::{Bundle, BundleParts, BundleWriter, plan_weights};
+use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Pass, Projection, ProjectionPart};
+use std::path::Path;
+
+pub(crate) fn config(tied_head: bool) -> ModelConfig {
+    ModelConfig {
+        architecture: Architecture::Llama,
+        name: "sample".into(),
+        vocab_size: 500,
+        hidden: 96,
+        ffn_hidden: 300,
+        layers: 3,
+        heads: 6,
+        kv_heads: 2,
+        head_dim: 16,
+        norm_epsilon: 1e-5,
+        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
+        context_length: 256,
+        sliding_window: None,
+        tied_head,
+        qkv_bias: false,
+        qk_norm: false,
+        special: SpecialTokens::default(),
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
+
+/// Writes a bundle whose half-precision weights are small and random.
+pub(crate) fn write_bundle(path: &Path, model: ModelConfig, block_neurons: u32) -> Bundle {
+    let weights = plan_weights(&model, DType::F16, DType::F16, block_neurons).unwrap();
+    let ones = vec![1.0; model.hidden as usize];
+    let layer =
+        LayerVectors { attn_norm: ones.clone(), mlp_norm: ones.clone(), ..LayerVectors::default() };
+    let vectors = Vectors { layers: vec![layer; usize::from(model.layers)], final_norm: ones };
+    let piece = |id: u32| (format!(" w{id}").into_bytes(), TokenKind::Normal);
+    let parts = BundleParts {
+        identity: Identity { source_hash: "0".repeat(64), ..Identity::default() },
+        weights,
+        vectors,
+        tokenizer: "{}".into(),
+        vocabulary: Vocabulary::new((0..model.vocab_size).map(piece)).unwrap(),
+        chat_template: None,
+        placement: None,
+        model,
+    };
+    let mut random = Random(7);
+    let mut writer = BundleWriter::create(path, parts).unwrap();
+    while let Some(block) = writer.next_block() {
+        // Sign, an exponent of about -3, ten random bits.
+        let half = |r: u64| (0x2C00 | (r as u16 & 0x83FF)).to_le_bytes();
+        let bytes: Vec<u8> =
+            (0..block.weight_bytes / 2).flat_map(|_| half(random.next())).collect();
+        writer.write_block(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    Bundle::open(path).unwrap()
+}
+
+/// Folds every weight it is given into a hash that does not depend on how weights are cut into parts, but on their
+/// values and their order. Its logits are the bits of that hash.
+pub(crate) struct HashBackend {
+    hash: u64,
+    logits: Vec<f32>,
+}
+
+impl HashBackend {
+    pub(crate) fn new() -> HashBackend {
+        HashBackend { hash: 0, logits: vec![0.0; 64] }
+    }
+
+    fn fold(&mut self, tag: u64, bytes: &[u8]) {
+        let mut hash = self.hash ^ tag.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        for pair in bytes.chunks_exact(2) {
+            let half = u64::from(u16::from_le_bytes([pair[0], pair[1]]));
+            hash = (hash.rotate_left(5) ^ half).wrapping_mul(0x517C_C1B7_2722_0A95);
+        }
+        self.hash = hash;
+    }
+
+    fn rows(&mut self, tag: u64, rows: &MatrixRows<'_>) {
+        let row_bytes = rows.dtype.row_bytes(rows.cols) as usize;
+        for (row, bytes) in (rows.first_row..).zip(rows.bytes.chunks_exact(row_bytes)) {
+            self.fold(tag << 32 | u64::from(row), bytes);
+        }
+    }
+}
+
+impl ComputeBackend for HashBackend {
+    fn begin(&mut self, pass: Pass<'_>) {
+        self.hash ^= u64::from(pass.first_position) << 20 | u64::from(pass.tokens);
+    }
+
+    fn embed(&mut self, index: u32, row: MatrixRows<'_>) {
+        // Rows may be set in any order, and twice.
+        let before = std::mem::replace(&mut self.hash, u64::from(index));
+        self.rows(1, &row);
+        self.hash = if index == 0 { self.hash ^ before.rotate_left(1) } else { before };
+    }
+
+    fn attn_input(&mut self, layer: LayerId) {
+        self.fold(2 << 40 | u64::from(layer.0), &[]);
+    }
+
+    fn project(&mut self, layer: LayerId, parts: &[ProjectionPart<'_>]) {
+        for part in parts {
+            let tag = match part.projection {
+                Projection::Query => 3,
+                Projection::Key => 4,
+                Projection::Value => 5,
+                Projection::Output => 6,
+            };
+            self.rows(tag << 8 | u64::from(layer.0), &part.rows);
+        }
+    }
+
+    fn attend(&mut self, layer: LayerId) {
+        self.fold(7 << 40 | u64::from(layer.0), &[]);
+    }
+
+    fn mlp_input(&mut self, layer: LayerId) {
+        self.fold(8 << 40 | u64::from(layer.0), &[]);
+    }
+
+    fn mlp(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>) {
+        for index in 0..blocks.neurons {
+            self.fold(9 << 40 | u64::from(blocks.first_neuron + index), blocks.neuron(index));
+        }
+    }
+
+    fn mlp_output(&mut self, layer: LayerId) {
+        self.fold(10 << 40 | u64::from(layer.0), &[]);
+    }
+
+    fn head_input(&mut self) {
+        self.fold(11 << 40, &[]);
+    }
+
+    fn head(&mut self, rows: &MatrixRows<'_>) {
+        self.rows(12, rows);
+        for bit in 0..64 {
+            self.logits[bit] = ((self.hash >> bit) & 1) as f32;
+        }
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    fn nll(&self) -> &[f32] {
+        &self.logits[..0]
+    }
+}

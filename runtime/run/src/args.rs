@@ -1,0 +1,321 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ls_bundle::ids::ByteCount;
+use ls_engine::memory::Budget;
+use ls_engine::sampler::SamplerOptions;
+use std::path::PathBuf;
+
+/// Runs a language model under a hard memory budget: what does not fit is streamed from the bundle.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  ls-run generate model.lsb -p \"The capital of France is\" --memory 96MiB
+  ls-run plan model.lsb --memory 1.5GiB
+  ls-run eval perplexity model.lsb --text wiki.txt --tokens 4096
+
+Exit codes: 0 done, 2 usage, 3 corrupt file, 4 incomplete file, 5 unsupported, 6 budget too small, 7 I/O error."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Continue a prompt; the text goes to stdout, statistics to stderr.
+    Generate(GenerateArgs),
+    /// Say what would be resident and what streamed, and how fast that should be here.
+    Plan(PlanArgs),
+    /// Measure quality.
+    #[command(subcommand)]
+    Eval(EvalCommand),
+    /// Measure speed, memory and bytes read, beside what this machine's disk and memory allow.
+    Bench(BenchArgs),
+    /// Print what a bundle holds.
+    Inspect(FileArgs),
+    /// Read all of a bundle and check every byte.
+    Verify(FileArgs),
+}
+
+/// Measurements of quality.
+#[derive(Debug, Subcommand)]
+pub enum EvalCommand {
+    /// Perplexity of a text: windows of fixed length, the second half of each scored.
+    Perplexity(PerplexityArgs),
+}
+
+/// Which policies run the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum System {
+    /// All neurons, always.
+    Dense,
+}
+
+/// How results are accumulated and where the model runs: common to all commands that run it.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// The bundle.
+    pub bundle: PathBuf,
+    /// Cap on resident bytes of this process, its page cache included: 96MiB, 1.5GiB, or bytes. [default: what the
+    /// machine has available]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "weight_cache")]
+    pub memory: Option<ByteCount>,
+    /// Budget as the paper counts it: this share of the weights resident, everything else on top (20%).
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub weight_cache: Option<f64>,
+    /// Context in tokens. [default: the model's, at most 2048, lowered to what the budget allows]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    /// Threads that compute. [default: the cores of this machine that the process may use]
+    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Policies: which weights run, are fetched and stay.
+    #[arg(long, value_enum, default_value = "dense")]
+    pub system: System,
+    /// Accumulate in canonical order: the same bits whatever threads, budget or timing. Dense always does.
+    #[arg(long)]
+    pub canonical: bool,
+    /// How the bundle is read.
+    #[arg(long, value_enum, default_value = "auto", hide_short_help = true)]
+    pub io: IoChoice,
+}
+
+/// How the bundle is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IoChoice {
+    /// io_uring where the kernel allows it, else a pool of threads.
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// A pool of threads.
+    Pread,
+}
+
+impl RunArgs {
+    /// The budget that the flags ask for; `available` where they say nothing.
+    #[must_use]
+    pub fn budget(&self, available: ByteCount) -> Budget {
+        match (self.weight_cache, self.memory) {
+            (Some(share), _) => Budget::WeightCache(share),
+            (None, memory) => Budget::Total(memory.unwrap_or(available)),
+        }
+    }
+}
+
+/// `ls-run generate`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  ls-run generate model.lsb -p \"Once upon a time\" -n 200 --memory 96MiB --context 512
+  cat question.txt | ls-run generate model.lsb -p - --temp 0.7 --top-p 0.9 --seed 1
+  ls-run generate model.lsb -p \"2 + 2 =\" --json | jq .text")]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened flags document themselves")]
+    pub run: RunArgs,
+    /// The text to continue; - reads it from standard input.
+    #[arg(long, short, value_name = "TEXT")]
+    pub prompt: String,
+    /// Most tokens to generate.
+    #[arg(short, long, value_name = "N", default_value_t = 128)]
+    pub n_predict: u32,
+    /// Randomness; 0 always takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = parse_non_negative)]
+    pub temp: f32,
+    /// Choose among the K most likely tokens; 0: all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: u32,
+    /// Choose among the most likely tokens that together have probability P.
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = parse_probability)]
+    pub top_p: f32,
+    /// Choose among tokens at least P times as likely as the most likely one.
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = parse_probability)]
+    pub min_p: f32,
+    /// Make recent tokens less likely; 1: no.
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = parse_positive)]
+    pub repeat_penalty: f32,
+    /// Same seed, same text.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Go on behind the model's end of text.
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print the prompt before its continuation.
+    #[arg(long)]
+    pub echo: bool,
+    /// Print one JSON object with tokens, text and statistics instead of the text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl GenerateArgs {
+    /// The sampling flags.
+    #[must_use]
+    pub fn sampler(&self) -> SamplerOptions {
+        SamplerOptions {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            seed: self.seed,
+        }
+    }
+}
+
+/// `ls-run plan`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  ls-run plan model.lsb --memory 1.5GiB --context 1024")]
+pub struct PlanArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened flags document themselves")]
+    pub run: RunArgs,
+    /// Length of the prompt to plan for, in tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub prompt_tokens: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ls-run eval perplexity`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  ls-run eval perplexity model.lsb --text wiki.txt --tokens 4096 --memory 128MiB"
+)]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened flags document themselves")]
+    pub run: RunArgs,
+    /// The text.
+    #[arg(long, value_name = "FILE")]
+    pub text: PathBuf,
+    /// Only this many tokens of it.
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<usize>,
+    /// Tokens of a window.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
+    pub window: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ls-run bench`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  ls-run bench model.lsb --memory 96MiB --reps 5 --json")]
+pub struct BenchArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened flags document themselves")]
+    pub run: RunArgs,
+    /// Tokens of the prompt.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    pub prompt_tokens: u32,
+    /// Tokens to decode.
+    #[arg(short, long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub n_predict: u32,
+    /// Repetitions; one line each.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub reps: u32,
+    /// Print JSON, one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A command on a file.
+#[derive(Args, Debug)]
+pub struct FileArgs {
+    /// The bundle.
+    pub bundle: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_bytes(text: &str) -> Result<ByteCount, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "kb" => 1e3,
+        "m" | "mib" => 1024.0 * 1024.0,
+        "mb" => 1e6,
+        "g" | "gib" => 1024.0 * 1024.0 * 1024.0,
+        "gb" => 1e9,
+        _ => return Err(format!("unknown unit {unit:?}; use B, KiB, MiB, GiB, kB, MB or GB")),
+    };
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is not a size like 96MiB, 1.5GiB or 1000000"))?;
+    let bytes = number * scale;
+    if !(1.0..9e18).contains(&bytes) {
+        return Err(format!("{text:?} is out of range"));
+    }
+    Ok(ByteCount(bytes as u64))
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let (number, scale) = text.strip_suffix('%').map_or((text, 1.0), |t| (t, 100.0));
+    match number.trim().parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&(share / scale)) => Ok(share / scale),
+        _ => Err(format!("{text:?} is not a share like 20% or 0.2")),
+    }
+}
+
+fn parse_float(text: &str, fits: impl Fn(f32) -> bool, what: &str) -> Result<f32, String> {
+    text.parse()
+        .ok()
+        .filter(|&x: &f32| x.is_finite() && fits(x))
+        .ok_or(format!("{text:?} is not {what}"))
+}
+
+fn parse_non_negative(text: &str) -> Result<f32, String> {
+    parse_float(text, |x| x >= 0.0, "a number of at least 0")
+}
+
+fn parse_positive(text: &str) -> Result<f32, String> {
+    parse_float(text, |x| x > 0.0, "a number above 0")
+}
+
+fn parse_probability(text: &str) -> Result<f32, String> {
+    parse_float(text, |x| (0.0..=1.0).contains(&x), "a probability between 0 and 1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_bytes("96MiB"), Ok(ByteCount::mib(96)));
+        assert_eq!(parse_bytes("1.5GiB"), Ok(ByteCount::mib(1536)));
+        assert_eq!(parse_bytes("64M"), Ok(ByteCount::mib(64)));
+        assert_eq!(parse_bytes("123456"), Ok(ByteCount(123_456)));
+        assert_eq!(parse_bytes("2GB"), Ok(ByteCount(2_000_000_000)));
+        for bad in ["", "MiB", "-3", "12 parsecs", "1e300GiB", "0", "nan"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!(parse_share("20%"), Ok(0.2));
+        assert_eq!(parse_share("0.2"), Ok(0.2));
+        for bad in ["120%", "2", "-1%", "x", "nan"] {
+            assert!(parse_share(bad).is_err(), "{bad}");
+        }
+    }
+}

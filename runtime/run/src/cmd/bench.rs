@@ -1,0 +1,85 @@
+//! `ls-run bench`.
+
+use crate::args::BenchArgs;
+use crate::cmd::plan::Machine;
+use crate::cmd::{extend, plan_json, print_json, print_line};
+use crate::session::{Session, Workload, peak_resident};
+use ls_bundle::ids::ByteCount;
+use ls_engine::sampler::{Sampler, SamplerOptions};
+use std::time::Instant;
+
+/// A prompt of real words, repeated to length: what tokens it has does not matter to a dense model.
+const PROMPT: &str =
+    "The river had risen in the night, and by morning the lower fields were under water. ";
+
+/// Runs the command: each repetition prefills the prompt and decodes, on one engine.
+pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let mut session = Session::open(&args.run)?;
+    let words = PROMPT.repeat(1 + args.prompt_tokens as usize / 8);
+    let mut prompt = session.with_tokenizer(|tokenizer| tokenizer.encode(&words, true))?;
+    prompt.truncate(args.prompt_tokens as usize);
+    let workload = Workload { prompt_tokens: args.prompt_tokens, scored_tokens: 0 };
+    let plan = session.plan(workload)?;
+    let needed = u64::from(args.prompt_tokens) + u64::from(args.n_predict);
+    if needed > u64::from(plan.context) {
+        let text =
+            format!("prompt and -n need {needed} tokens, the context holds {}", plan.context);
+        return Err(crate::exit::UsageError(text).into());
+    }
+    let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
+    let (store, threads) = (session.store().name(), session.threads);
+    let (bundle, mut engine) = session.start(&plan, workload)?;
+    let bound_tok_s = machine.bound_tok_s(bundle.model(), bundle.weights(), &plan);
+    for rep in 0..args.reps {
+        engine.rewind(0);
+        let before = engine.stats();
+        let mut sampler = Sampler::new(SamplerOptions::default(), bundle.model().vocab_size, &[]);
+        let started = Instant::now();
+        let mut token = sampler.sample(engine.prefill(&prompt, u64::from(args.n_predict))?);
+        let ttft_s = started.elapsed().as_secs_f64();
+        let (read_before, decoding) = (engine.bytes_read(), Instant::now());
+        for left in (0..args.n_predict).rev() {
+            token = sampler.sample(engine.decode(token, u64::from(left))?);
+        }
+        let decode_s = decoding.elapsed().as_secs_f64();
+        let after = engine.stats();
+        let decode_tok_s = f64::from(args.n_predict) / decode_s;
+        let bytes_per_token = (engine.bytes_read() - read_before) / u64::from(args.n_predict);
+        let mut object = serde_json::json!({
+            "rep": rep,
+            "system": "dense",
+            "simd": ls_cpu::Kernels::detect().name(),
+            "store": store,
+            "threads": threads,
+            "prompt_tokens": args.prompt_tokens,
+            "decode_tokens": args.n_predict,
+            "decode_tok_s": decode_tok_s,
+            "prefill_tok_s": prompt.len() as f64 / ttft_s,
+            "ttft_s": ttft_s,
+            "load_s": after.load.as_secs_f64(),
+            "stalled_s": (after.stalled - before.stalled).as_secs_f64(),
+            "bytes_read_per_token": bytes_per_token,
+            "planned_bytes_per_token": plan.streamed(bundle.weights()).0,
+            "peak_rss_bytes": peak_resident()?,
+            "disk_bytes_s": machine.disk_bytes_s,
+            "memory_bytes_s": machine.memory_bytes_s,
+            "bound_tok_s": bound_tok_s,
+            "bound_fraction": decode_tok_s / bound_tok_s,
+        });
+        extend(&mut object, plan_json(&plan));
+        if args.json {
+            print_json(&object)?;
+        } else {
+            print_line(&format!(
+                "decode {decode_tok_s:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read \
+                 a token, peak {} of {}",
+                100.0 * decode_tok_s / bound_tok_s,
+                prompt.len() as f64 / ttft_s,
+                ByteCount(bytes_per_token),
+                ByteCount(peak_resident()?),
+                plan.budget,
+            ))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! `ls-run eval`.
+
+use crate::args::PerplexityArgs;
+use crate::cmd::{extend, plan_json, print_json, print_line};
+use crate::exit::UsageError;
+use crate::progress::Progress;
+use crate::session::{Session, Workload, peak_resident};
+use anyhow::Context;
+use std::time::Instant;
+
+/// `ls-run eval perplexity`: consecutive windows, the second half of each scored, as llama.cpp does. A last window
+/// that is not full is left out.
+pub fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(&args.text)
+        .with_context(|| format!("reading {}", args.text.display()))?;
+    let mut session = Session::open(&args.run)?;
+    let mut ids = session.with_tokenizer(|tokenizer| tokenizer.encode(&text, true))?;
+    drop(text);
+    ids.truncate(args.tokens.unwrap_or(usize::MAX));
+    ids.shrink_to_fit();
+    let window = args.window as usize;
+    if ids.len() < window {
+        let text = format!("the text has {} tokens, less than one window of {window}", ids.len());
+        return Err(UsageError(text).into());
+    }
+    let (prompt_tokens, first) = (args.window, window / 2 + 1);
+    let workload = Workload { prompt_tokens, scored_tokens: (window - first) as u32 };
+    let plan = session.plan(workload)?;
+    if plan.context < args.window || plan.pass_tokens < args.window - 1 {
+        let text = format!(
+            "a window of {window} tokens does not fit: the budget allows a context of {} and passes of {} tokens; raise \
+             --memory or lower --window",
+            plan.context, plan.pass_tokens
+        );
+        return Err(UsageError(text).into());
+    }
+    let (_bundle, mut engine) = session.start(&plan, workload)?;
+    let windows = ids.len() / window;
+    let mut progress = Progress::new("scoring", (windows * window) as u64);
+    let (mut nll, mut scored) = (0.0f64, 0u64);
+    let started = Instant::now();
+    for chunk in ids.chunks_exact(window) {
+        let each = engine.score(chunk, first)?;
+        nll += each.iter().map(|&x| f64::from(x)).sum::<f64>();
+        scored += each.len() as u64;
+        progress.add(window as u64);
+    }
+    progress.finish();
+    let perplexity = (nll / scored as f64).exp();
+    let seconds = started.elapsed().as_secs_f64();
+    if args.json {
+        let mut object = serde_json::json!({
+            "perplexity": perplexity,
+            "scored_tokens": scored,
+            "windows": windows,
+            "window": window,
+            "seconds": seconds,
+            "bytes_read": engine.bytes_read(),
+            "peak_rss_bytes": peak_resident()?,
+        });
+        extend(&mut object, plan_json(&plan));
+        return print_json(&object);
+    }
+    print_line(&format!(
+        "perplexity {perplexity:.4} over {scored} tokens in {windows} windows of {window} ({seconds:.1} s)"
+    ))
+}

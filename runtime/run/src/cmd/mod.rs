@@ -1,0 +1,55 @@
+//! The commands. Results go to stdout, as text or JSON; everything else goes to stderr.
+
+pub mod bench;
+pub mod eval;
+pub mod generate;
+pub mod inspect;
+pub mod plan;
+pub mod verify;
+
+use ls_engine::memory::MemoryPlan;
+use std::io::Write;
+
+/// Prints one JSON object and a newline.
+pub fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, value).map_err(std::io::Error::from)?;
+    out.write_all(b"\n")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// The plan's figures under the names that every command's JSON uses.
+pub fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
+    serde_json::json!({
+        "memory_budget_bytes": plan.budget.0,
+        "planned_bytes": plan.planned().0,
+        "fixed_bytes": plan.fixed.0,
+        "kv_cache_bytes": plan.kv_cache.0,
+        "activation_bytes": plan.activations.0,
+        "io_buffer_bytes": plan.io_buffers.0,
+        "resident_dense_bytes": plan.resident_dense.0,
+        "resident_ffn_bytes": plan.resident_ffn.0,
+        "weight_bytes": plan.weights.0,
+        "context": plan.context,
+        "pass_tokens": plan.pass_tokens,
+        "request_bytes": plan.request_bytes,
+        "io_depth": plan.depth,
+    })
+}
+
+/// Adds the fields of `more` to the object `to`.
+pub fn extend(to: &mut serde_json::Value, more: serde_json::Value) {
+    if let (serde_json::Value::Object(to), serde_json::Value::Object(more)) = (to, more) {
+        to.extend(more);
+    }
+}
+
+/// Prints one line of a result.
+pub fn print_line(line: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    out.write_all(b"\n")?;
+    out.flush()?;
+    Ok(())
+}

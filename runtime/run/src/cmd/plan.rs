@@ -1,0 +1,112 @@
+//! `ls-run plan`.
+
+use crate::args::PlanArgs;
+use crate::cmd::{extend, plan_json, print_json, print_line};
+use crate::session::{Session, Workload};
+use ls_bundle::ids::ByteCount;
+use ls_bundle::model::{ModelConfig, WeightMap};
+use ls_engine::memory::MemoryPlan;
+use std::path::Path;
+
+/// Time spent on measuring the disk, and again on memory.
+const PROBE_MS: u64 = 600;
+/// Largest buffer of the memory probe.
+const PROBE_BYTES: usize = 256 << 20;
+
+/// What this machine can do, measured just now.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    /// Direct reads of the plan's request size and depth, bytes a second.
+    pub disk_bytes_s: f64,
+    /// Sequential reads of memory by all computing threads, bytes a second.
+    pub memory_bytes_s: f64,
+}
+
+impl Machine {
+    /// Measures. The memory probe stays within what the plan leaves for weights.
+    pub fn measure(path: &Path, plan: &MemoryPlan, threads: usize) -> anyhow::Result<Machine> {
+        let (request, depth) = match plan.request_bytes {
+            0 => (1 << 20, 8),
+            request => (request, plan.depth),
+        };
+        let disk_bytes_s = ls_io::probe::bandwidth(path, request as usize, depth, PROBE_MS)?;
+        let buffer = PROBE_BYTES.min(plan.resident().0 as usize + plan.io_buffers.0 as usize);
+        let memory_bytes_s = ls_io::memory::memory_bandwidth(threads, PROBE_MS, buffer)?;
+        Ok(Machine { disk_bytes_s, memory_bytes_s })
+    }
+
+    /// The most tokens a second that a dense pass can reach: the slower of what must be read and what must be touched.
+    #[must_use]
+    pub fn bound_tok_s(&self, config: &ModelConfig, map: &WeightMap, plan: &MemoryPlan) -> f64 {
+        let disk = plan.streamed(map).0 as f64 / self.disk_bytes_s;
+        let memory = touched_bytes(config, map, 0) as f64 / self.memory_bytes_s;
+        1.0 / disk.max(memory)
+    }
+}
+
+/// Bytes that decoding one token reads from memory: all walked weights and the KV cache of `position` tokens.
+#[must_use]
+pub fn touched_bytes(config: &ModelConfig, map: &WeightMap, position: u32) -> u64 {
+    let head = map.head.as_ref().unwrap_or(&map.embedding);
+    let layers: u64 = map.layers.iter().map(|l| l.ffn.extent().end() - l.q_proj.offset).sum();
+    let kv = 4 * u64::from(config.kv_width()) * u64::from(config.layers) * u64::from(position);
+    layers + head.extent().len + kv
+}
+
+/// Runs the command.
+pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    let mut session = Session::open(&args.run)?;
+    // Planned as `generate` would: with the tokenizer's load behind it.
+    session.with_tokenizer(|_| Ok(()))?;
+    let workload = Workload { prompt_tokens: args.prompt_tokens, scored_tokens: 0 };
+    let plan = session.plan(workload)?;
+    let (config, map) = (session.bundle.model(), session.bundle.weights());
+    let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
+    let streamed = plan.streamed(map);
+    let bound = machine.bound_tok_s(config, map, &plan);
+    let passes = args.prompt_tokens.div_ceil(plan.pass_tokens);
+    let load_s = plan.resident().0 as f64 / machine.disk_bytes_s;
+    let first_s = load_s + f64::from(passes) * streamed.0 as f64 / machine.disk_bytes_s;
+    let weight_cache = plan.resident().0 as f64 / plan.weights.0 as f64;
+    let minimum = session.minimum(workload)?;
+    if args.json {
+        let mut object = serde_json::json!({
+            "streamed_bytes_per_token": streamed.0,
+            "weight_cache_share": weight_cache,
+            "minimum_bytes": minimum.0,
+            "disk_bytes_s": machine.disk_bytes_s,
+            "memory_bytes_s": machine.memory_bytes_s,
+            "bound_tok_s": bound,
+            "expected_ttft_s": first_s,
+            "store": session.store().name(),
+        });
+        extend(&mut object, plan_json(&plan));
+        return print_json(&object);
+    }
+    let row = |name: &str, bytes: ByteCount| print_line(&format!("  {name:<34} {bytes:>14}"));
+    print_line(&format!("budget {} (minimum {minimum})", plan.budget))?;
+    row("code, tokenizer, stacks", plan.fixed)?;
+    row(&format!("KV cache, {} tokens", plan.context), plan.kv_cache)?;
+    row(&format!("activations, passes of {} tokens", plan.pass_tokens), plan.activations)?;
+    row("I/O buffers", plan.io_buffers)?;
+    row("resident dense tensors", plan.resident_dense)?;
+    row("resident FFN blocks", plan.resident_ffn)?;
+    row("planned", plan.planned())?;
+    print_line(&format!(
+        "{:.1} % of the weights resident (--weight-cache {:.1}%); {} streamed a token",
+        100.0 * weight_cache,
+        100.0 * weight_cache,
+        streamed
+    ))?;
+    print_line(&format!(
+        "disk {:.0} MB/s by {}, memory {:.1} GB/s with {} threads",
+        machine.disk_bytes_s / 1e6,
+        session.store().name(),
+        machine.memory_bytes_s / 1e9,
+        session.threads
+    ))?;
+    print_line(&format!(
+        "expected here: at most {bound:.2} tokens/s; first token of a {}-token prompt after at least {first_s:.1} s",
+        args.prompt_tokens
+    ))
+}

@@ -1,0 +1,186 @@
+//! [`Session`]: from flags to an open engine, with every byte planned on the way.
+
+use crate::args::{IoChoice, RunArgs};
+use anyhow::Context;
+use ls_bundle::ids::ByteCount;
+use ls_bundle::{BlockChecksums, Bundle};
+use ls_cpu::{CpuBackend, Kernels};
+use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, PlanRequest};
+use ls_engine::tokenizer::{LOAD_PEAK_FACTOR, Tokenizer};
+use ls_engine::{Engine, EngineError};
+use ls_io::{BlockStore, Prefer, StoreOptions};
+
+/// Streaming reads: large enough for the disk's full bandwidth, enough in flight to hide its latency.
+const REQUEST_BYTES: u64 = 1 << 20;
+const DEPTH: u32 = 8;
+/// Code that is not touched yet when the plan is made, allocator slack, the runtime's own small buffers.
+const CODE_ALLOWANCE: u64 = 3 << 20;
+/// Stack that a computing thread touches.
+const THREAD_ALLOWANCE: u64 = 128 << 10;
+
+/// A bundle being opened: the plan may still be asked for.
+pub struct Session {
+    /// The bundle.
+    pub bundle: Bundle,
+    /// Computing threads.
+    pub threads: usize,
+    args: RunArgs,
+    store: Box<dyn BlockStore>,
+}
+
+/// Sizes that a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Longest prompt to come, in tokens.
+    pub prompt_tokens: u32,
+    /// Most tokens scored in a pass.
+    pub scored_tokens: u32,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("args", &self.args).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Opens the bundle and its store.
+    pub fn open(args: &RunArgs) -> anyhow::Result<Session> {
+        let bundle = Bundle::open_with(&args.bundle, BlockChecksums::Drop)?;
+        let options = StoreOptions {
+            depth: DEPTH + ls_engine::memory::ROW_BUFFERS,
+            prefer: match args.io {
+                IoChoice::Auto => Prefer::Auto,
+                IoChoice::Uring => Prefer::Uring,
+                IoChoice::Pread => Prefer::Pread,
+            },
+            direct: true,
+        };
+        let store = ls_io::open(&args.bundle, &options)?;
+        for warning in store.warnings() {
+            eprintln!("warning: {warning}");
+        }
+        let threads = match args.threads {
+            Some(threads) => usize::from(threads),
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        Ok(Session { bundle, threads, args: args.clone(), store })
+    }
+
+    /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
+    pub fn with_tokenizer<R>(
+        &mut self,
+        encode: impl FnOnce(&Tokenizer) -> Result<R, EngineError>,
+    ) -> anyhow::Result<R> {
+        if let Some(budget) = self.args.memory {
+            let load = LOAD_PEAK_FACTOR * self.bundle.tokenizer().len() as u64;
+            let minimum = ByteCount(resident()?) + ByteCount(load + CODE_ALLOWANCE);
+            if minimum > budget {
+                let context = self.args.context.unwrap_or(0);
+                return Err(EngineError::from(BudgetTooSmall { budget, minimum, context }).into());
+            }
+        }
+        let tokenizer = Tokenizer::load(&mut self.bundle)?;
+        let result = encode(&tokenizer)?;
+        drop(tokenizer);
+        ls_sync::release_free_memory();
+        Ok(result)
+    }
+
+    /// What will be resident and what streamed.
+    pub fn plan(&self, workload: Workload) -> anyhow::Result<MemoryPlan> {
+        let (config, map) = (self.bundle.model(), self.bundle.weights());
+        let request = self.request(workload)?;
+        let plan = MemoryPlan::fit(&request, config, map, &self.backend_bytes(workload))
+            .map_err(EngineError::from)?;
+        // The plan holds from here on; what was resident before (the tokenizer's load) must have fitted as well.
+        let peak = ByteCount(peak_resident()?);
+        if peak > plan.budget && matches!(request.budget, Budget::Total(_)) {
+            let (budget, context) = (plan.budget, plan.context);
+            let too_small = BudgetTooSmall { budget, minimum: peak, context };
+            return Err(EngineError::from(too_small).into());
+        }
+        if let Some(wanted) = plan.context_lowered_from {
+            eprintln!(
+                "context lowered from {wanted} to {} tokens to fit {}",
+                plan.context, plan.budget
+            );
+        }
+        Ok(plan)
+    }
+
+    /// The smallest budget that works for the workload.
+    pub fn minimum(&self, workload: Workload) -> anyhow::Result<ByteCount> {
+        let (config, map) = (self.bundle.model(), self.bundle.weights());
+        let request = self.request(workload)?;
+        let peak = ByteCount(peak_resident()?);
+        Ok(MemoryPlan::minimum(&request, config, map, &self.backend_bytes(workload)).max(peak))
+    }
+
+    fn request(&self, workload: Workload) -> anyhow::Result<PlanRequest> {
+        let stacks = THREAD_ALLOWANCE * self.threads as u64;
+        Ok(PlanRequest {
+            budget: self.args.budget(ByteCount(available()?)),
+            fixed: ByteCount(resident()? + CODE_ALLOWANCE + stacks),
+            context: self.args.context,
+            prompt_tokens: workload.prompt_tokens,
+            alignment: self.store.alignment(),
+            request_bytes: REQUEST_BYTES,
+            depth: DEPTH,
+        })
+    }
+
+    fn backend_bytes(&self, workload: Workload) -> impl Fn(u32, u32) -> BackendBytes {
+        let (config, threads) = (self.bundle.model(), self.threads);
+        move |context, pass_tokens| BackendBytes {
+            kv_cache: CpuBackend::kv_bytes(config, context),
+            activations: CpuBackend::memory(
+                config,
+                context,
+                pass_tokens,
+                workload.scored_tokens,
+                threads,
+            ),
+        }
+    }
+
+    /// Loads what the plan keeps resident; the last allocation.
+    pub fn start(self, plan: &MemoryPlan, workload: Workload) -> anyhow::Result<(Bundle, Engine)> {
+        let vectors = self.bundle.vectors().clone();
+        let backend = CpuBackend::new(
+            self.bundle.model(),
+            vectors,
+            plan.context,
+            plan.pass_tokens,
+            workload.scored_tokens,
+            self.threads,
+            Kernels::detect(),
+        )?;
+        let mut progress = crate::progress::Progress::new("loading", plan.resident().0);
+        let engine =
+            Engine::open(&self.bundle, plan, self.store, Box::new(backend), &mut |bytes| {
+                progress.add(bytes)
+            })?;
+        progress.finish();
+        Ok((self.bundle, engine))
+    }
+
+    /// How the bundle is read, for reports.
+    #[must_use]
+    pub fn store(&self) -> &dyn BlockStore {
+        self.store.as_ref()
+    }
+}
+
+fn resident() -> anyhow::Result<u64> {
+    ls_io::memory::resident_bytes().context("reading this process's memory")
+}
+
+fn available() -> anyhow::Result<u64> {
+    ls_io::memory::available_bytes().context("reading the available memory")
+}
+
+/// The most that this process ever held, bytes.
+pub fn peak_resident() -> anyhow::Result<u64> {
+    ls_io::memory::peak_resident_bytes().context("reading this process's peak memory")
+}
