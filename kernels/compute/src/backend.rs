@@ -22,7 +22,8 @@ impl<'a> MatrixRows<'a> {
     /// Rows `first_row .. first_row + rows` of `matrix`, whose bytes start at `bytes[0]`. Panics if `bytes` is short.
     #[must_use]
     pub fn new(matrix: &MatrixExtent, first_row: u32, rows: u32, bytes: &'a [u8]) -> Self {
-        let len = usize::try_from(u64::from(rows) * matrix.row_bytes()).expect("rows fit in memory");
+        let len =
+            usize::try_from(u64::from(rows) * matrix.row_bytes()).expect("rows fit in memory");
         let bytes = &bytes[..len];
         MatrixRows { bytes, dtype: matrix.dtype, cols: matrix.cols, first_row, rows }
     }

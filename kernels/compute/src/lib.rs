@@ -17,4 +17,14 @@
 //! The plain f32 definition is [`reference`]; the suite is [`conformance`].
 
 mod backend;
-pub use backend::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart};
+pub use backend::{
+    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
+};
+
+pub mod conformance;
+mod dequantize;
+pub mod reference;
+mod rope;
+
+pub use dequantize::dequantize_row;
+pub use rope::{rope_frequencies, rope_turn};

@@ -1,1 +1,32 @@
-//! (to be written)
+//! The CPU backend: f16 (and, unhurried, Q8_0 and Q4_0) weights, f32 activations, an f16 KV cache.
+//!
+//! [`CpuBackend`] owns activations, cache and threads, all made in [`CpuBackend::new`]; calls neither allocate nor
+//! lock. Weights are read where they lie, in the bundle's layout.
+//!
+//! **Canonical order.** Every output is summed in one order that depends neither on the number of threads nor on how
+//! weights are cut into parts nor on the other tokens of a pass:
+//!
+//! - a dot product belongs to one row and one token, in the order of its instruction set's kernel;
+//! - decode's FFN adds neuron i to one of 16 accumulators, i / 4 % 16, neurons ascending, and then the accumulators;
+//! - prefill's sums go over k ascending, one fused multiply-add after another, whatever the tile;
+//! - attention goes over blocks of keys at fixed multiples of positions, and over blocks ascending;
+//! - the log-likelihoods' sums go over 64 rows of the head, and over these ascending.
+//!
+//! Decode (one token) reads each weight once, several rows at a time, and is bound by memory. Prefill unpacks 16 rows
+//! into a panel and multiplies all tokens with it.
+
+mod attention;
+mod backend;
+mod buffer;
+mod decode;
+mod error;
+mod memory;
+mod prefill;
+mod score;
+mod simd;
+mod worker;
+
+pub use backend::CpuBackend;
+pub use error::CpuError;
+pub use memory::kv_bytes;
+pub use simd::Kernels;

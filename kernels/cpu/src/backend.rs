@@ -1,0 +1,305 @@
+//! [`CpuBackend`]: what it owns, and which kernel each call goes to.
+
+use crate::attention::Cache;
+use crate::buffer::SharedMut;
+use crate::error::{CpuError, Kind};
+use crate::memory::{Buffers, Limits, Plan, Shape};
+use crate::simd::{Kernels, Ops};
+use crate::worker::Pool;
+use ls_bundle::ids::{ByteCount, LayerId};
+use ls_bundle::model::{DType, ModelConfig, Vectors};
+use ls_compute::{
+    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart, rope_frequencies,
+    rope_turn,
+};
+
+/// Tokens of an item of the regions that treat tokens by themselves: norms, rotation.
+pub(crate) const ITEM_TOKENS: usize = 8;
+
+/// A model's activations and KV cache, and the threads that compute them.
+#[derive(Debug)]
+pub struct CpuBackend {
+    pub(crate) shape: Shape,
+    pub(crate) limits: Limits,
+    pub(crate) norm_epsilon: f32,
+    pub(crate) vectors: Vectors,
+    /// Of the rotation; head_dim / 2.
+    frequencies: Vec<f32>,
+    pub(crate) ops: &'static Ops,
+    pub(crate) pool: Pool,
+    pub(crate) cache: Cache,
+    pub(crate) buffers: Buffers,
+    /// Floats of one thread's scratch.
+    pub(crate) scratch: usize,
+    pub(crate) pass: Current,
+}
+
+/// The pass that is being computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Current {
+    pub(crate) first_position: usize,
+    pub(crate) tokens: usize,
+    pub(crate) decode: bool,
+    pub(crate) asked: Asked,
+}
+
+/// What the pass is for; the targets are in the buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Nothing,
+    LastLogits,
+    Scores { first: usize, count: usize },
+}
+
+impl CpuBackend {
+    /// Makes a backend for passes of up to `pass_tokens` tokens, `scored_tokens` of them scored, and `context`
+    /// positions in all; allocates everything and starts `threads - 1` threads.
+    ///
+    /// Fails if memory or threads are refused, or if the vectors do not fit the model.
+    pub fn new(
+        config: &ModelConfig,
+        vectors: Vectors,
+        context: u32,
+        pass_tokens: u32,
+        scored_tokens: u32,
+        threads: usize,
+        kernels: Kernels,
+    ) -> Result<CpuBackend, CpuError> {
+        check_shapes(config, &vectors)?;
+        for (count, name) in [
+            (context as usize, "position of context"),
+            (pass_tokens as usize, "token a pass"),
+            (threads, "thread"),
+        ] {
+            if count == 0 {
+                return Err(Kind::Zero(name).into());
+            }
+        }
+        let shape = Shape::of(config);
+        let limits = limits(context, pass_tokens, scored_tokens, threads);
+        let plan = Plan::new(&shape, &limits);
+        Ok(CpuBackend {
+            shape,
+            limits,
+            norm_epsilon: config.norm_epsilon,
+            vectors,
+            frequencies: rope_frequencies(&config.rope, config.head_dim),
+            ops: kernels.0,
+            pool: Pool::new(threads).map_err(Kind::from)?,
+            cache: Cache::allocate(&shape, limits.context).map_err(Kind::from)?,
+            buffers: plan.allocate().map_err(Kind::from)?,
+            scratch: plan.scratch,
+            pass: Current { first_position: 0, tokens: 0, decode: false, asked: Asked::Nothing },
+        })
+    }
+
+    /// Bytes that [`new`](Self::new) allocates with the same arguments, but for the KV cache
+    /// ([`kv_bytes`](crate::kv_bytes)), the stacks of the threads and a few hundred bytes of bookkeeping. `vectors`
+    /// are the caller's.
+    #[must_use]
+    pub fn memory(
+        config: &ModelConfig,
+        context: u32,
+        pass_tokens: u32,
+        scored_tokens: u32,
+        threads: usize,
+    ) -> ByteCount {
+        let limits = limits(context, pass_tokens, scored_tokens, threads);
+        let buffers = Plan::new(&Shape::of(config), &limits).bytes() as u64;
+        ByteCount(buffers + 2 * u64::from(config.head_dim))
+    }
+
+    /// Name of the instruction set in use.
+    #[must_use]
+    pub fn kernels(&self) -> &'static str {
+        self.ops.name
+    }
+
+    /// h = RMSNorm(x) * gain for tokens `first .. first + count`; token `first` becomes row 0 of h.
+    fn norm(&mut self, gain: Gain, first: usize, count: usize) {
+        let hidden = self.shape.hidden;
+        let gain = match gain {
+            Gain::Attention(layer) => &self.vectors.layers[layer.index()].attn_norm,
+            Gain::Ffn(layer) => &self.vectors.layers[layer.index()].mlp_norm,
+            Gain::Final => &self.vectors.final_norm,
+        };
+        let (ops, epsilon) = (self.ops, self.norm_epsilon);
+        let x = &self.buffers.x[first * hidden..][..count * hidden];
+        let h = SharedMut::new(&mut self.buffers.h[..count * hidden]);
+        self.pool.run(count.div_ceil(ITEM_TOKENS), &|_, item| {
+            let begin = item * ITEM_TOKENS * hidden;
+            let len = (ITEM_TOKENS * hidden).min(x.len() - begin);
+            // SAFETY: items have disjoint tokens.
+            let h = unsafe { h.slice(begin, len) };
+            for (x, h) in x[begin..][..len].chunks(hidden).zip(h.chunks_mut(hidden)) {
+                let scale = (ops.inverse_rms)(x, epsilon);
+                for ((h, x), gain) in h.iter_mut().zip(x).zip(gain) {
+                    *h = x * scale * gain;
+                }
+            }
+        });
+    }
+}
+
+/// Which RMSNorm.
+enum Gain {
+    Attention(LayerId),
+    Ffn(LayerId),
+    Final,
+}
+
+fn limits(context: u32, pass_tokens: u32, scored_tokens: u32, threads: usize) -> Limits {
+    Limits {
+        context: context as usize,
+        pass_tokens: pass_tokens as usize,
+        scored_tokens: scored_tokens as usize,
+        threads,
+    }
+}
+
+/// The vectors have the lengths that the model says.
+fn check_shapes(config: &ModelConfig, vectors: &Vectors) -> Result<(), Kind> {
+    let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
+    if kv_heads == 0 || heads % kv_heads != 0 || heads == 0 || head_dim == 0 || head_dim % 2 != 0 {
+        return Err(Kind::Heads { heads, kv_heads, head_dim });
+    }
+    let wanted = usize::from(config.layers);
+    if vectors.layers.len() != wanted {
+        return Err(Kind::Layers { found: vectors.layers.len(), wanted });
+    }
+    let given = |is_there: bool, len: u32| if is_there { len } else { 0 };
+    let (bias, norm) = (config.qkv_bias, config.qk_norm);
+    for (layer, v) in vectors.layers.iter().enumerate() {
+        for (name, vector, wanted) in [
+            ("attn_norm", &v.attn_norm, config.hidden),
+            ("mlp_norm", &v.mlp_norm, config.hidden),
+            ("q_bias", &v.q_bias, given(bias, config.query_width())),
+            ("k_bias", &v.k_bias, given(bias, config.kv_width())),
+            ("v_bias", &v.v_bias, given(bias, config.kv_width())),
+            ("q_norm", &v.q_norm, given(norm, head_dim)),
+            ("k_norm", &v.k_norm, given(norm, head_dim)),
+            ("final_norm", &vectors.final_norm, config.hidden),
+        ] {
+            let (found, wanted) = (vector.len(), wanted as usize);
+            if found != wanted {
+                return Err(Kind::Vector { name, layer, found, wanted });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl ComputeBackend for CpuBackend {
+    fn begin(&mut self, pass: Pass<'_>) {
+        let (first_position, tokens) = (pass.first_position as usize, pass.tokens as usize);
+        assert!(tokens > 0 && tokens <= self.limits.pass_tokens, "pass of {tokens} tokens");
+        assert!(first_position + tokens <= self.limits.context, "pass ends behind the context");
+        assert!(!pass.decode || tokens == 1, "decode is one token a pass");
+        let asked = match pass.outputs {
+            Outputs::None => Asked::Nothing,
+            Outputs::LastLogits => Asked::LastLogits,
+            Outputs::Score { first, targets } => {
+                let (first, count) = (first as usize, targets.len());
+                assert!(count <= self.limits.scored_tokens, "{count} scored tokens");
+                assert!(first + count <= tokens, "scored tokens end behind the pass");
+                self.buffers.targets[..count].copy_from_slice(targets);
+                Asked::Scores { first, count }
+            }
+        };
+        self.pass = Current { first_position, tokens, decode: pass.decode, asked };
+        let turns = self.buffers.turns.chunks_exact_mut(self.shape.head_dim);
+        for (position, turns) in (pass.first_position..).zip(turns.take(tokens)) {
+            let (cosines, sines) = turns.split_at_mut(self.frequencies.len());
+            for ((cos, sin), &frequency) in cosines.iter_mut().zip(sines).zip(&self.frequencies) {
+                (*cos, *sin) = rope_turn(position, frequency);
+            }
+        }
+    }
+
+    fn embed(&mut self, index: u32, row: MatrixRows<'_>) {
+        let hidden = self.shape.hidden;
+        let x = &mut self.buffers.x[index as usize * hidden..][..hidden];
+        assert_eq!((row.cols as usize, row.rows), (hidden, 1), "one row of the embedding table");
+        (self.ops.rows(row.dtype).unpack)(row.bytes, hidden, 0, x);
+    }
+
+    fn attn_input(&mut self, layer: LayerId) {
+        self.norm(Gain::Attention(layer), 0, self.pass.tokens);
+    }
+
+    fn project(&mut self, _layer: LayerId, parts: &[ProjectionPart<'_>]) {
+        if self.pass.decode { self.project_one(parts) } else { self.project_many(parts) }
+    }
+
+    fn attend(&mut self, layer: LayerId) {
+        self.rotate_and_append(layer);
+        if self.pass.decode { self.attend_one(layer) } else { self.attend_many(layer) }
+    }
+
+    fn mlp_input(&mut self, layer: LayerId) {
+        self.norm(Gain::Ffn(layer), 0, self.pass.tokens);
+        if self.pass.decode {
+            self.buffers.lanes.fill(0.0);
+        }
+    }
+
+    fn mlp(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>) {
+        assert_eq!(blocks.hidden as usize, self.shape.hidden, "width of a neuron");
+        if self.pass.decode { self.mlp_one(blocks) } else { self.mlp_many(blocks) }
+    }
+
+    fn mlp_output(&mut self, _layer: LayerId) {
+        // Prefill has added to the residual itself.
+        if self.pass.decode {
+            self.add_lanes();
+        }
+    }
+
+    fn head_input(&mut self) {
+        match self.pass.asked {
+            Asked::Nothing => {}
+            Asked::LastLogits => self.norm(Gain::Final, self.pass.tokens - 1, 1),
+            Asked::Scores { first, count } => {
+                self.norm(Gain::Final, first, count);
+                self.begin_scores(count);
+            }
+        }
+    }
+
+    fn head(&mut self, rows: &MatrixRows<'_>) {
+        assert_eq!(rows.cols as usize, self.shape.hidden, "width of the head");
+        match self.pass.asked {
+            Asked::Nothing => {}
+            Asked::LastLogits => self.head_logits(rows),
+            Asked::Scores { count, .. } => self.head_scores(rows, count),
+        }
+    }
+
+    fn logits(&self) -> &[f32] {
+        assert_eq!(self.pass.asked, Asked::LastLogits, "the pass asked for no logits");
+        &self.buffers.logits
+    }
+
+    fn nll(&self) -> &[f32] {
+        let Asked::Scores { count, .. } = self.pass.asked else {
+            panic!("the pass asked for no scores");
+        };
+        &self.buffers.nll[..count]
+    }
+}
+
+/// Row `index` of `rows`.
+pub(crate) fn matrix_row<'a>(rows: &MatrixRows<'a>, index: usize) -> &'a [u8] {
+    let len = rows.dtype.row_bytes(rows.cols) as usize;
+    &rows.bytes[index * len..][..len]
+}
+
+/// Gate, up and down row of a neuron.
+pub(crate) fn neuron_rows<'a>(blocks: &NeuronBlocks<'a>, index: usize) -> [&'a [u8]; 3] {
+    let bytes = blocks.neuron(index as u32);
+    let len = bytes.len() / 3;
+    [&bytes[..len], &bytes[len..2 * len], &bytes[2 * len..]]
+}
+
+/// The type of what the KV cache holds.
+pub(crate) const CACHE_DTYPE: DType = DType::F16;

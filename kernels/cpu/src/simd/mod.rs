@@ -1,0 +1,119 @@
+//! The arithmetic leaves, once per instruction set.
+//!
+//! [`Ops`] is a table of functions on slices; [`Kernels::detect`] picks one table when the backend is made. `scalar`
+//! is the definition. An instruction set may sum in another order than `scalar`, but always in the same order for the
+//! same arguments, and the result for one row, token or element never depends on the others of the same call: this
+//! is what makes results independent of cuts, threads and pass lengths.
+
+pub(crate) mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+
+#[cfg(test)]
+mod tests;
+
+use ls_bundle::model::DType;
+
+/// Rows of a panel of [`RowOps::pack_rows`], and most columns of a [`Tile`].
+pub(crate) const PANEL: usize = 16;
+
+/// Functions on weight rows of one number format. A row of n weights is `dtype.row_bytes(n)` bytes, unaligned.
+#[derive(Debug)]
+pub(crate) struct RowOps {
+    /// `out[r] = rows[r] . x` for 1 to 4 rows of `x.len()` weights.
+    pub(crate) dot: fn(rows: &[&[u8]], x: &[f32], out: &mut [f32]),
+    /// `acc += weights[r] * rows[r]` for 1 to 4 rows of `acc.len()` weights, row after row: as if they were added one
+    /// by one.
+    pub(crate) axpy: fn(rows: &[&[u8]], weights: &[f32], acc: &mut [f32]),
+    /// `panel[k * PANEL + r] = rows[r][k]` for up to [`PANEL`] rows of `cols` weights; zero for absent rows.
+    pub(crate) pack_rows: fn(rows: &[&[u8]], cols: usize, panel: &mut [f32]),
+    /// `out[i] = row[first + i]` of a row of `cols` weights. For quantised types `first` is a multiple of 32.
+    pub(crate) unpack: fn(row: &[u8], cols: usize, first: usize, out: &mut [f32]),
+}
+
+/// A matrix product with at most [`PANEL`] columns: c\[i\]\[j\] (+)= sum over k, ascending, of a\[i\]\[k\] * b\[k\]\[j\].
+#[derive(Debug)]
+pub(crate) struct Tile {
+    /// Rows of a and c.
+    pub(crate) m: usize,
+    /// Columns of c.
+    pub(crate) n: usize,
+    /// Columns of a, rows of b.
+    pub(crate) k: usize,
+    /// First element of a.
+    pub(crate) a: *const f32,
+    /// Distance between rows of a.
+    pub(crate) a_stride: usize,
+    /// First element of b, whose rows are PANEL wide.
+    pub(crate) b: *const f32,
+    /// Distance between rows of b, >= PANEL.
+    pub(crate) b_stride: usize,
+    /// First element of c.
+    pub(crate) c: *mut f32,
+    /// Distance between rows of c.
+    pub(crate) c_stride: usize,
+    /// Whether the sum goes on from what c holds, or from zero.
+    pub(crate) accumulate: bool,
+}
+
+/// One instruction set's functions.
+#[derive(Debug)]
+pub(crate) struct Ops {
+    /// For people.
+    pub(crate) name: &'static str,
+    pub(crate) f16: RowOps,
+    pub(crate) q8_0: RowOps,
+    pub(crate) q4_0: RowOps,
+    /// # Safety
+    /// For all i < m, j < n, p < k: `a[i * a_stride + p]` and `b[p * b_stride + 0 .. PANEL]` are readable,
+    /// `c[i * c_stride + j]` is readable and writable and nobody else touches it.
+    pub(crate) gemm: unsafe fn(&Tile),
+    /// `1 / sqrt(mean(x^2) + epsilon)`.
+    pub(crate) inverse_rms: fn(x: &[f32], epsilon: f32) -> f32,
+    /// `gate = SiLU(gate) * up`.
+    pub(crate) swiglu: fn(gate: &mut [f32], up: &[f32]),
+    /// `x = exp(x - max)`; returns the sum. Exactly zero where x is -infinity.
+    pub(crate) exp_sum: fn(x: &mut [f32], max: f32) -> f32,
+    /// Largest element; -infinity of nothing.
+    pub(crate) max: fn(x: &[f32]) -> f32,
+}
+
+impl Ops {
+    /// The functions for rows of `dtype`.
+    pub(crate) fn rows(&self, dtype: DType) -> &RowOps {
+        match dtype {
+            DType::F16 => &self.f16,
+            DType::Q8_0 => &self.q8_0,
+            DType::Q4_0 => &self.q4_0,
+        }
+    }
+}
+
+/// A choice of instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels(pub(crate) &'static Ops);
+
+impl Kernels {
+    /// The fastest that this CPU runs.
+    #[must_use]
+    pub fn detect() -> Kernels {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(ops) = avx2::available() {
+            return Kernels(ops);
+        }
+        Kernels::scalar()
+    }
+
+    /// Plain Rust, for any CPU.
+    #[must_use]
+    pub fn scalar() -> Kernels {
+        Kernels(&scalar::OPS)
+    }
+
+    /// Name of the instruction set.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.0.name
+    }
+}
