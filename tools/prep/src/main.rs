@@ -1,2 +1,80 @@
-//! (to be written)
-fn main() {}
+//! `ls-prep`: the command line of the preparation tools. Results go to stdout, everything else to stderr.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod progress;
+
+use args::{Args, Command, ImportArgs};
+use clap::Parser;
+use ls_bundle::ids::ByteCount;
+use ls_prep::error::{PrepError, Result};
+use ls_prep::exit::Exit;
+use ls_prep::import::{ImportOptions, ImportReport, import};
+use progress::TerminalProgress;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    // Wrong arguments end here with clap's message and code 2, which is `Exit::Usage`.
+    let result = match Args::parse().command {
+        Command::Import(args) => run_import(args),
+    };
+    match result {
+        Ok(()) => Exit::Ok.into(),
+        Err(error) => {
+            eprintln!("ls-prep: {error}");
+            error.exit().into()
+        }
+    }
+}
+
+fn run_import(args: ImportArgs) -> Result<()> {
+    let start = Instant::now();
+    let options = ImportOptions {
+        source: args.model,
+        out: args.out,
+        dense: args.dtype.into(),
+        ffn: args.ffn_dtype.unwrap_or(args.dtype).into(),
+        block_neurons: args.block_neurons,
+        seed: args.seed,
+    };
+    let report = import(&options, &mut TerminalProgress::new())?;
+    let seconds = start.elapsed().as_secs_f64();
+    let text = if args.json { json_line(&report, seconds) } else { summary(&report, seconds) };
+    let written = writeln!(std::io::stdout(), "{text}");
+    written.map_err(|source| PrepError::io(Path::new("standard output"), source))
+}
+
+fn summary(report: &ImportReport, seconds: f64) -> String {
+    let padding =
+        100.0 * report.padding_bytes as f64 / (report.weight_bytes + report.padding_bytes) as f64;
+    let mut text = format!(
+        "{}: {}\n{}, {} blocks, {padding:.3} % padding, {seconds:.1} s",
+        report.bundle.display(),
+        report.model,
+        ByteCount(report.bundle_bytes),
+        report.blocks,
+    );
+    if let Some(peak_bytes) = peak_rss_bytes() {
+        text += &format!(", peak memory {}", ByteCount(peak_bytes));
+    }
+    text
+}
+
+fn json_line(report: &ImportReport, seconds: f64) -> String {
+    let mut object = serde_json::to_value(report).expect("a report is plain data");
+    object["seconds"] = seconds.into();
+    object["peak_rss_bytes"] = peak_rss_bytes().into();
+    object.to_string()
+}
+
+/// The most memory that this process has held, where the system tells.
+fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}

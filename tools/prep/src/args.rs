@@ -1,0 +1,78 @@
+//! The command line.
+
+use clap::{Parser, Subcommand, ValueEnum};
+use ls_bundle::model::DType;
+use std::path::PathBuf;
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 2 usage, 3 corrupt input, 4 incomplete input, 5 unsupported, 7 I/O error";
+
+/// Prepares models for LeanStream.
+#[derive(Debug, Parser)]
+#[command(name = "ls-prep", version, after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Import(ImportArgs),
+}
+
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  ls-prep import SmolLM2-135M-Instruct.Q4_1.gguf --out smol.lsb
+  ls-prep import ./Qwen2.5-0.5B-Instruct --out qwen.lsb --dtype q8_0 --ffn-dtype q4_0
+  ls-prep import model.gguf --out model.lsb --block-neurons 3 --json";
+
+/// Makes a bundle of a GGUF file or a Hugging Face folder.
+///
+/// Reads GGUF 2 and 3 (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K) and folders with safetensors
+/// files, of the architectures Llama, Mistral, Qwen 2 and Qwen 3. Works a strip of weights at a time: memory stays far
+/// below the model's size. The bundle gets its name only when it is complete.
+#[derive(Debug, clap::Args)]
+#[command(after_help = IMPORT_EXAMPLES)]
+pub(crate) struct ImportArgs {
+    /// GGUF file or Hugging Face folder
+    pub(crate) model: PathBuf,
+    /// Bundle to write; an existing one is replaced
+    #[arg(long, value_name = "FILE.lsb")]
+    pub(crate) out: PathBuf,
+    /// Number format of attention, embedding and head
+    #[arg(long, value_enum, default_value_t = DTypeArg::F16)]
+    pub(crate) dtype: DTypeArg,
+    /// Number format of the FFNs [default: that of --dtype]
+    #[arg(long, value_enum)]
+    pub(crate) ffn_dtype: Option<DTypeArg>,
+    /// Neurons of a block, the unit that is streamed
+    #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) block_neurons: u32,
+    /// Seed kept in the bundle
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A number format.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DTypeArg {
+    #[value(name = "f16")]
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+impl From<DTypeArg> for DType {
+    fn from(dtype: DTypeArg) -> Self {
+        match dtype {
+            DTypeArg::F16 => DType::F16,
+            DTypeArg::Q8_0 => DType::Q8_0,
+            DTypeArg::Q4_0 => DType::Q4_0,
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Prepares models for LeanStream on a workstation: reads the formats in which models are published and writes
+//! bundles that `ls-run` streams on a device.
+//!
+//! Guarantees: inputs are not trusted, and every fault in them is an error that names its place ([`error`]); same
+//! inputs and same options give the same bytes; memory stays far below the model's size (see [`model::weights`]).
+
+#![forbid(unsafe_code)]
+
+pub mod encode;
+pub mod error;
+pub mod exit;
+pub mod import;
+pub mod model;
