@@ -35,11 +35,6 @@ pub fn from_gguf(gguf: &Gguf, vocab_size: u32) -> Result<CanonicalTokenizer> {
         other => return Err(keys.unsupported(format!("tokenizer model `{other}`"))),
     };
     let loaded = Loaded::new(&document, vocab_size, &keys.place)?;
-    for (id, token) in (0..).zip(tokens.iter()) {
-        if loaded.tokenizer.token_to_id(token) != Some(id) {
-            return Err(keys.corrupt(format!("token {id}, {token:?}, is empty or stands twice")));
-        }
-    }
     let ends = [keys.id("eos_token_id")?, keys.id("eot_token_id")?, keys.id("eom_token_id")?];
     let declared: Vec<u32> = ends.into_iter().flatten().collect();
     let special = SpecialTokens {
@@ -84,7 +79,7 @@ fn byte_level(keys: &Keys<'_>, tokens: &Strings, kinds: &[i64]) -> Result<(Value
         "model": {
             "type": "BPE",
             "ignore_merges": family.ignore_merges,
-            "vocab": vocab(tokens),
+            "vocab": vocab(keys, tokens)?,
             "merges": merges,
         },
     });
@@ -135,15 +130,21 @@ fn metaspace(keys: &Keys<'_>, tokens: &Strings, kinds: &[i64]) -> Result<(Value,
             "unk_token": unknown.map(|id| tokens.get(id)),
             "fuse_unk": true,
             "byte_fallback": true,
-            "vocab": vocab(tokens),
+            "vocab": vocab(keys, tokens)?,
             "merges": merges,
         },
     });
     Ok((document, true))
 }
 
-fn vocab(tokens: &Strings) -> Map<String, Value> {
-    tokens.iter().enumerate().map(|(id, token)| (token.to_owned(), json!(id))).collect()
+fn vocab(keys: &Keys<'_>, tokens: &Strings) -> Result<Map<String, Value>> {
+    let mut vocab = Map::new();
+    for (id, token) in tokens.iter().enumerate() {
+        if let Some(earlier) = vocab.insert(token.to_owned(), json!(id)) {
+            return Err(keys.corrupt(format!("token {id}, {token:?}, stands twice: see {earlier}")));
+        }
+    }
+    Ok(vocab)
 }
 
 /// The tokens that are found in a text as they are, before anything else.
