@@ -164,6 +164,10 @@ fn section_tables_that_lie() {
     });
     check(Corrupt, "no multiple of 4096", |f| f.entry(Kind::Data).len += 64);
     check(Corrupt, "the last section ends at", |f| f.entry(Kind::Data).len += 4096);
+    check(Corrupt, "the last section ends at 12288, the file at 16384", |f| {
+        f.header.total_len += 4096;
+        f.bytes.resize(16384, 0);
+    });
     check(Corrupt, "too long", |f| f.entry(Kind::Data).len = u64::MAX - 4095);
     // Overlapping, apart, and far outside.
     for offset in [64, 0, 1 << 20, u64::MAX] {
@@ -184,6 +188,9 @@ fn lengths_that_lie_inside_sections() {
         check_content("section model", |f| f.put(Kind::Model, 4, &huge));
         check_content("section weights", |f| f.put(Kind::Weights, 0, &huge));
     }
+    check_content("1 bytes behind its end", |f| {
+        f.recode(Kind::Model, |model: &mut ModelConfig| model.name = "tin".into());
+    });
     check_content("4294967295 tokens", |f| f.put(Kind::Vocabulary, 0, &[0xFF; 4]));
     check_content("0 tokens", |f| f.put(Kind::Vocabulary, 0, &[0; 4]));
     check_content("100000 tokens do not fit", |f| {
@@ -195,6 +202,11 @@ fn lengths_that_lie_inside_sections() {
     });
     check_content("token 1 reaches from 3 to 2 of", |f| {
         f.put(Kind::Vocabulary, ends + 4, &2u32.to_le_bytes());
+    });
+    check_content("1 bytes belong to no token", |f| {
+        let at = ends + 4 * 66;
+        let end = f.section(Kind::Vocabulary)[at] - 1;
+        f.put(Kind::Vocabulary, at, &[end]);
     });
     check_content("token 0 is of unknown kind 4", |f| f.put(Kind::Vocabulary, 4, &[4]));
     check_content("byte token 0 has not one byte", |f| f.put(Kind::Vocabulary, 4, &[2]));

@@ -2,9 +2,10 @@
 
 mod sample;
 
-use ls_bundle::ids::{BlockId, LayerId, TokenId};
+use ls_bundle::ids::{BlockId, LayerId, NeuronId, TokenId};
 use ls_bundle::model::{Architecture, DType, ModelConfig, RopeScaling};
-use ls_bundle::vocabulary::TokenKind;
+use ls_bundle::placement::Placement;
+use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{BlockChecksums, Bundle, BundleParts, BundleWriter, ErrorClass, plan_weights};
 use proptest::prelude::*;
 use std::fs;
@@ -315,7 +316,7 @@ fn a_block_too_many_is_refused() {
 fn invalid_parts_are_refused_before_anything_is_written() {
     let folder = folder();
     type Spoil = fn(&mut BundleParts);
-    let cases: [(&str, Spoil); 9] = [
+    let cases: [(&str, Spoil); 15] = [
         ("kv_heads is 3", |parts| parts.model.kv_heads = 3),
         ("source_hash", |parts| parts.identity.source_hash.truncate(63)),
         ("attn_norm: value 3 is NaN", |parts| parts.vectors.layers[1].attn_norm[3] = f32::NAN),
@@ -324,6 +325,14 @@ fn invalid_parts_are_refused_before_anything_is_written() {
         ("special token 69", |parts| parts.model.special.stop.push(69)),
         ("67 tokens, the model has", |parts| parts.model.vocab_size = 66),
         ("q_proj: offset is 64", |parts| parts.weights.layers[0].q_proj.offset = 64),
+        ("recipe has 32769 bytes", |parts| parts.identity.recipe = "r".repeat(32769)),
+        ("source has 257 bytes", |parts| parts.identity.source = "s".repeat(257)),
+        ("add_bos is set, but there is no bos", |parts| parts.model.special.bos = None),
+        ("65 stop tokens", |parts| parts.model.special.stop = vec![2; 65]),
+        ("7 entries, 14 are wanted", |parts| {
+            parts.placement = Some(Placement::new(7, (0..7).map(NeuronId).collect()));
+        }),
+        ("chat template: the text is empty", |parts| parts.chat_template = Some(String::new())),
         ("control characters", |parts| parts.model.name.push('\u{1b}')),
     ];
     for (wanted, spoil) in cases {
@@ -334,4 +343,27 @@ fn invalid_parts_are_refused_before_anything_is_written() {
         assert!(error.to_string().contains(wanted), "{error}");
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_passes_a_limit_is_no_plan_and_no_vocabulary() {
+    let plan = |model: &ModelConfig, dtype, neurons| {
+        plan_weights(model, dtype, dtype, neurons).unwrap_err().to_string()
+    };
+    let tiny = sample::tiny_model();
+    let wide = ModelConfig { hidden: 65536, ffn_hidden: 22, ..tiny.clone() };
+    let error = plan(&wide, DType::F16, 22);
+    assert!(error.contains("layer 0 ffn: tiles or blocks of 8650752 bytes"), "{error}");
+    let long = ModelConfig { ffn_hidden: 1 << 20, layers: 2, ..tiny.clone() };
+    let error = plan(&long, DType::F16, 1);
+    assert!(error.contains("layer 1 ffn: more than 2097152 tiles and blocks"), "{error}");
+    let error = plan(&tiny, DType::Q8_0, 2);
+    assert!(error.contains("layer 0 q_proj: rows of 10 weights cannot be Q8_0"), "{error}");
+    let error = plan(&tiny, DType::F16, 0);
+    assert!(error.contains("block_neurons: 0"), "{error}");
+
+    let error = Vocabulary::new([(vec![b'x'; 4097], TokenKind::Normal)]).unwrap_err();
+    assert!(error.to_string().contains("token 0 reaches from 0 to 4097"), "{error}");
+    let error = Vocabulary::new([(b"", TokenKind::Normal); 0]).unwrap_err();
+    assert!(error.to_string().contains("0 tokens, 1 to"), "{error}");
 }

@@ -66,7 +66,7 @@ impl Forge {
         self.section(kind)[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Changes a coded section; it must keep its length.
+    /// Changes a coded section, which must not grow.
     pub(crate) fn recode<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: SectionKind,
@@ -76,7 +76,7 @@ impl Forge {
         let (mut value, _) = bincode::serde::decode_from_slice(self.section(kind), config).unwrap();
         change(&mut value);
         let bytes = bincode::serde::encode_to_vec(&value, config).unwrap();
-        self.section(kind).copy_from_slice(&bytes);
+        self.put(kind, 0, &bytes);
     }
 
     /// Makes the sections' checksums right, as far as sections lie within the file.
