@@ -3,8 +3,8 @@
 //! A [`BlockStore`] takes reads, each with the [`Slot`](ls_sync::Slot) it fills, and hands slot and result back when the
 //! read is done, in any order. There are three: io_uring ([`open`] prefers it), a pool of threads that call `pread`
 //! (where io_uring is forbidden), and [`SimStore`], a simulated disk with a seed and faults for tests. All pass one
-//! conformance suite, and the two real ones share one description of what happens to a read (`progress.rs`): which
-//! errors are tried again, what a short read means, where a file ends.
+//! conformance suite and share one description of what happens to a read (`progress.rs`): which errors are tried again,
+//! what a short read means, where a file ends.
 //!
 //! Guarantees:
 //! - Memory in flight belongs to the store. Dropping a store waits until the kernel has let go of it.

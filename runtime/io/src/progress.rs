@@ -13,7 +13,7 @@ use crate::store::{BlockRead, Completion, Counters};
 /// Most bytes in one request; the kernel would cut it shortly below 2 GiB anyway.
 const MAX_REQUEST_BYTES: usize = 1 << 30;
 
-/// `EINTR` and `EAGAIN` accepted for one read before it fails: a way out of a loop that should never be long.
+/// `EINTR` and its like accepted for one read before it fails: a way out of a loop that should never be long.
 const MAX_INTERRUPTIONS: u32 = 1000;
 
 /// A read on its way.
@@ -108,7 +108,10 @@ impl Progress {
                 self.filled = kept;
                 Step::Again
             }
-            Err(libc::EINTR | libc::EAGAIN) if self.interruptions < MAX_INTERRUPTIONS => {
+            // ECANCELED: the thread that submitted the read has ended.
+            Err(libc::EINTR | libc::EAGAIN | libc::ECANCELED)
+                if self.interruptions < MAX_INTERRUPTIONS =>
+            {
                 self.interruptions += 1;
                 Step::Again
             }
@@ -213,7 +216,7 @@ mod tests {
     #[test]
     fn interruptions_are_tried_again_but_not_for_ever() {
         let mut progress = start(0, 512);
-        for errno in [libc::EINTR, libc::EAGAIN].into_iter().cycle().take(1000) {
+        for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED].into_iter().cycle().take(1000) {
             assert!(matches!(progress.absorb(Err(errno), &rules()), Step::Again));
         }
         let error = error(progress.absorb(Err(libc::EINTR), &rules()));

@@ -82,6 +82,13 @@ impl Source {
         Ok(Source { file, rules, direct: true, caches: !told })
     }
 
+    /// Buffered reads of an open file that is said to be `len` bytes long.
+    #[cfg(test)]
+    pub(crate) fn over(file: File, len: u64) -> Source {
+        let rules = Rules { path: Path::new("test").into(), len, alignment: Alignment::NONE };
+        Source { file, rules, direct: false, caches: false }
+    }
+
     #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
     pub(crate) fn fd(&self) -> std::os::fd::RawFd {
         std::os::fd::AsRawFd::as_raw_fd(&self.file)

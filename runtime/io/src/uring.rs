@@ -35,16 +35,20 @@ pub(crate) struct UringStore {
 impl UringStore {
     /// Sets up a ring and reads a block through it.
     pub(crate) fn new(source: &Arc<Source>, depth: u32) -> io::Result<UringStore> {
-        let mut store = UringStore {
+        let mut store = UringStore::unproven(source, depth)?;
+        store.prove()?;
+        store.counters = Counters::default();
+        Ok(store)
+    }
+
+    fn unproven(source: &Arc<Source>, depth: u32) -> io::Result<UringStore> {
+        Ok(UringStore {
             ring: IoUring::new(depth.next_power_of_two())?,
             source: Arc::clone(source),
             flight: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             counters: Counters::default(),
-        };
-        store.prove()?;
-        store.counters = Counters::default();
-        Ok(store)
+        })
     }
 
     /// Kernels before 5.6 have a ring but not the read request, and a sandbox may forbid one of the calls.
@@ -218,5 +222,60 @@ impl Drop for UringStore {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{PipeWriter, Write};
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    /// A store that reads from a pipe, so that reads wait until the test writes. `None` where io_uring is forbidden.
+    fn over_pipe() -> Option<(UringStore, PipeWriter)> {
+        let (read, write) = io::pipe().unwrap();
+        let read = File::from(OwnedFd::from(read));
+        let store = UringStore::unproven(&Arc::new(Source::over(read, 4096)), 2).ok()?;
+        Some((store, write))
+    }
+
+    fn read() -> BlockRead {
+        BlockRead { offset: 0, len: 4096, into: Slot::allocate(4096).unwrap(), tag: 5 }
+    }
+
+    #[test]
+    fn the_kernel_has_a_read_as_soon_as_it_is_submitted() {
+        let Some((mut store, mut pipe)) = over_pipe() else { return };
+        store.submit(read()).unwrap();
+        assert!(!store.has_queued());
+        store.reap(Wait::Poll, &mut |_| panic!("nothing was written yet")).unwrap();
+        // In two parts, so that the first read is short.
+        pipe.write_all(&[1; 1000]).unwrap();
+        store.reap(Wait::Poll, &mut |_| panic!("not all was written yet")).unwrap();
+        pipe.write_all(&[2; 3096]).unwrap();
+        let mut bytes = Vec::new();
+        store
+            .reap(Wait::One, &mut |completion| {
+                completion.result.unwrap();
+                bytes.extend_from_slice(completion.read.into.bytes());
+            })
+            .unwrap();
+        assert_eq!((bytes[999], bytes[1000], bytes[4095]), (1, 2, 2));
+        assert!(store.counters().retries >= 1);
+    }
+
+    #[test]
+    fn drop_waits_for_what_is_in_flight() {
+        let Some((mut store, mut pipe)) = over_pipe() else { return };
+        store.submit(read()).unwrap();
+        std::thread::scope(|scope| {
+            let dropping = scope.spawn(move || drop(store));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!dropping.is_finished(), "the kernel still writes into the slot");
+            pipe.write_all(&[1; 4096]).unwrap();
+            dropping.join().unwrap();
+        });
     }
 }

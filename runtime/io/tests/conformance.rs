@@ -243,6 +243,31 @@ fn a_store_survives_a_panic_in_its_callback() {
 }
 
 #[test]
+fn a_store_may_move_to_another_thread_while_reads_are_in_flight() {
+    let bytes = content(FILE_BYTES);
+    for _ in 0..10 {
+        let (stores, _file) = stores(&bytes, 16);
+        for (name, mut store) in stores {
+            // The thread that submits is gone before anything is reaped.
+            let mut store = std::thread::scope(|scope| {
+                let submit = scope.spawn(move || {
+                    for tag in 0..16 {
+                        store.submit(read_at(u64::from(tag) * 65536, 65536, tag)).unwrap();
+                    }
+                    store
+                });
+                submit.join().unwrap()
+            });
+            let mut asked = (0..16).map(|tag| (tag, (u64::from(tag) * 65536, 65536))).collect();
+            while store.in_flight() > 0 {
+                check_all(&name, &bytes, &mut asked, reap(&mut *store, Wait::One));
+            }
+            assert!(asked.is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
 fn misaligned_reads_and_small_slots_are_refused_loudly() {
     let (stores, _file) = stores(&content(FILE_BYTES), 1);
     for (name, mut store) in stores {

@@ -55,12 +55,12 @@ fn refuse(refusal: &Refusal) {
     }
 }
 
-/// Runs `check` in a thread of its own under a refusal.
-fn under(refusal: Refusal, check: impl FnOnce(&Path) + Send) {
+/// Runs `check` in a thread of its own under refusals.
+fn under(refusals: &[Refusal], check: impl FnOnce(&Path) + Send) {
     let file = file();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            refuse(&refusal);
+            refusals.iter().for_each(refuse);
             check(file.path());
         });
     });
@@ -86,7 +86,7 @@ fn assert_same_bytes(opened: &mut Opened, path: &Path) {
 fn without_io_uring_threads_read_and_one_warning_says_so() {
     for errno in [libc::EPERM, libc::ENOSYS, libc::ENOMEM] {
         let refusal = Refusal { call: libc::SYS_io_uring_setup, argument_bits: 0, errno };
-        under(refusal, |path| {
+        under(&[refusal], |path| {
             let mut opened = open(path, &StoreOptions::default()).unwrap();
             assert_eq!(opened.store.name(), "pread");
             assert_same_bytes(&mut opened, path);
@@ -103,7 +103,7 @@ fn without_io_uring_threads_read_and_one_warning_says_so() {
 #[test]
 fn a_ring_that_cannot_be_entered_is_given_up_at_open() {
     let refusal = Refusal { call: libc::SYS_io_uring_enter, argument_bits: 0, errno: libc::EPERM };
-    under(refusal, |path| {
+    under(&[refusal], |path| {
         let mut opened = open(path, &StoreOptions::default()).unwrap();
         assert_eq!(opened.store.name(), "pread");
         assert_same_bytes(&mut opened, path);
@@ -114,7 +114,8 @@ fn a_ring_that_cannot_be_entered_is_given_up_at_open() {
 fn direct_reads_refused_at_open_become_buffered_ones_with_one_warning() {
     for errno in [libc::EINVAL, libc::EOPNOTSUPP] {
         let argument_bits = libc::O_DIRECT as u32;
-        under(Refusal { call: libc::SYS_openat, argument_bits, errno }, assert_buffered);
+        let refusal = Refusal { call: libc::SYS_openat, argument_bits, errno };
+        under(&[refusal], assert_buffered);
     }
 }
 
@@ -125,12 +126,38 @@ fn direct_reads_refused_at_the_first_read_become_buffered_ones_with_one_warning(
     assert_eq!(len & (512 | 4096), 0, "choose another length");
     let refusal =
         Refusal { call: libc::SYS_pread64, argument_bits: 512 | 4096, errno: libc::EINVAL };
-    under(refusal, assert_buffered);
+    under(&[refusal], assert_buffered);
+}
+
+#[test]
+fn where_the_kernel_does_not_tell_the_alignment_512_must_be_proven() {
+    let untold = || Refusal { call: libc::SYS_statx, argument_bits: 0, errno: libc::ENOSYS };
+    let not_512 = || Refusal { call: libc::SYS_pread64, argument_bits: 512, errno: libc::EINVAL };
+    let alignment = |path: &Path| {
+        let mut opened = open(path, &StoreOptions::default()).unwrap();
+        assert_same_bytes(&mut opened, path);
+        opened.store.alignment().offset
+    };
+    under(&[untold()], |path| {
+        // Some file systems refuse direct reads altogether.
+        if alignment(path) == 1 {
+            return;
+        }
+        assert_eq!(alignment(path), 512);
+        // Too short for a read at 512.
+        let mut short = NamedTempFile::new_in(path.parent().unwrap()).unwrap();
+        short.write_all(&[1; 1000]).unwrap();
+        let opened = open(short.path(), &StoreOptions::default()).unwrap();
+        assert_eq!((opened.store.alignment().offset, opened.warnings), (4096, vec![]));
+        refuse(&not_512());
+        assert_eq!(alignment(path), 4096);
+    });
 }
 
 fn assert_buffered(path: &Path) {
     let mut opened = open(path, &StoreOptions::default()).unwrap();
     assert!(!opened.store.is_direct());
+    assert_eq!(opened.store.name(), "pread", "copying is left to threads");
     assert_eq!(opened.store.alignment().offset, 1);
     assert_eq!(opened.warnings.len(), 1, "{:?}", opened.warnings);
     assert!(opened.warnings[0].contains("direct reads are refused"), "{:?}", opened.warnings);
