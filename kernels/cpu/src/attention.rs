@@ -20,8 +20,6 @@ pub(crate) const KEY_CHUNK: usize = 128;
 const KEY_BLOCK: usize = 64;
 /// Rows (query heads times tokens) that a prefill item aims at.
 const ITEM_QUERIES: usize = 96;
-/// Keys that a kernel takes at a time.
-const BATCH: usize = 4;
 
 /// Keys and values of all layers.
 #[derive(Debug)]
@@ -82,6 +80,11 @@ impl<'a> HeadRows<'a> {
     /// The row of a position.
     fn at(&self, position: usize) -> &'a [u8] {
         &self.bytes[2 * position * self.head_dim..][..2 * self.head_dim]
+    }
+
+    /// The rows of some positions.
+    fn range(&self, positions: Range<usize>) -> &'a [u8] {
+        &self.bytes[2 * positions.start * self.head_dim..2 * positions.end * self.head_dim]
     }
 
     /// Rows of N positions at most, and how many there are.
@@ -158,10 +161,11 @@ impl CpuBackend {
         let visible = visible(&shape, self.pass.first_position);
         let chunks = visible.start / KEY_CHUNK..visible.end.div_ceil(KEY_CHUNK);
         let group = shape.group();
-        let partial_len = shape.head_dim + 2;
+        let group_width = group * shape.head_dim;
+        let partial_len = group * (shape.head_dim + 2);
         let buffers = &mut self.buffers;
-        let (q, partials) = (buffers.q.shared(), buffers.partials.shared());
-        let scratch = buffers.scratch.shared();
+        let (partials, scratch) = (buffers.partials.shared(), buffers.scratch.shared());
+        let q = &buffers.q[..shape.query_width];
         let cache = &self.cache;
         self.pool.run(shape.kv_heads * chunks.len(), &|thread, item| {
             let (kv_head, chunk) = (item / chunks.len(), item % chunks.len());
@@ -169,24 +173,29 @@ impl CpuBackend {
             let seen = first.max(visible.start)..(first + KEY_CHUNK).min(visible.end);
             let keys = cache.head(layer, Kind::Key, kv_head);
             let values = cache.head(layer, Kind::Value, kv_head);
-            // SAFETY: a thread has scratch of its own.
-            let scores = unsafe { scratch.slice(thread * scratch_len, seen.len()) };
-            for head in kv_head * group..(kv_head + 1) * group {
-                // SAFETY: an item has its heads and its chunk of partials; q is only read in this region.
-                let (q, partial) = unsafe {
-                    let at = (head * chunks.len() + chunk) * partial_len;
-                    (
-                        q.slice(head * shape.head_dim, shape.head_dim),
-                        partials.slice(at, partial_len),
-                    )
-                };
-                attend_chunk(ops, q, (keys, values), seen.clone(), scores, partial);
+            // SAFETY: a thread has scratch of its own, an item partials of its own.
+            let (scores, partial) = unsafe {
+                (
+                    scratch.slice(thread * scratch_len, group * seen.len()),
+                    partials.slice(item * partial_len, partial_len),
+                )
+            };
+            let queries = &q[kv_head * group_width..][..group_width];
+            (ops.scores)(keys.range(seen.clone()), queries, shape.head_dim, scores);
+            let (totals, sums) = partial.split_at_mut(2 * group);
+            for (total, scores) in
+                totals.chunks_exact_mut(2).zip(scores.chunks_exact_mut(seen.len()))
+            {
+                total[0] = (ops.max)(scores);
+                total[1] = (ops.exp_sum)(scores, total[0]);
             }
+            (ops.weigh)(values.range(seen), scores, shape.head_dim, sums);
         });
-        let partials = &buffers.partials[..shape.heads * chunks.len() * partial_len];
-        let heads = partials.chunks_exact(chunks.len() * partial_len);
-        for (out, partials) in buffers.q.chunks_exact_mut(shape.head_dim).zip(heads) {
-            merge(partials.chunks_exact(partial_len), out);
+        for (head, out) in buffers.q.chunks_exact_mut(shape.head_dim).take(shape.heads).enumerate()
+        {
+            let first = head / group * chunks.len() * partial_len;
+            let partials = buffers.partials[first..].chunks_exact(partial_len).take(chunks.len());
+            merge(partials, (head % group, group), out);
         }
     }
 
@@ -243,40 +252,21 @@ fn finish_heads(ops: &Ops, heads: &mut [f32], gain: &[f32], epsilon: f32, turns:
     }
 }
 
-/// One query head over some keys of decode; `partial` is the maximum, the sum and the weighted values.
-fn attend_chunk(
-    ops: &Ops,
-    q: &[f32],
-    (keys, values): (HeadRows<'_>, HeadRows<'_>),
-    seen: Range<usize>,
-    scores: &mut [f32],
-    partial: &mut [f32],
+/// Adds the chunks of a head (its number in its group, the group's size), in order. A chunk is maximum and sum of
+/// each head, then the weighted values of each head.
+fn merge<'a>(
+    partials: impl Iterator<Item = &'a [f32]> + Clone,
+    (head, group): (usize, usize),
+    out: &mut [f32],
 ) {
-    let rows = ops.rows(CACHE_DTYPE);
-    for (first, scores) in seen.clone().step_by(BATCH).zip(scores.chunks_mut(BATCH)) {
-        let (batch, count) = keys.batch::<BATCH>(first, seen.end);
-        (rows.dot)(&batch[..count], q, scores);
-    }
-    let max = (ops.max)(scores);
-    let sum = (ops.exp_sum)(scores, max);
-    let (totals, acc) = partial.split_at_mut(2);
-    totals.copy_from_slice(&[max, sum]);
-    acc.fill(0.0);
-    for (first, scores) in seen.clone().step_by(BATCH).zip(scores.chunks(BATCH)) {
-        let (batch, count) = values.batch::<BATCH>(first, seen.end);
-        (rows.axpy)(&batch[..count], scores, acc);
-    }
-}
-
-/// Adds the chunks of a head, in order.
-fn merge<'a>(partials: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
-    let max = partials.clone().map(|partial| partial[0]).fold(f32::NEG_INFINITY, f32::max);
+    let max = partials.clone().map(|partial| partial[2 * head]).fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
+    let first = 2 * group + head * out.len();
     out.fill(0.0);
     for partial in partials {
-        let share = (partial[0] - max).exp();
-        sum += share * partial[1];
-        out.iter_mut().zip(&partial[2..]).for_each(|(out, &v)| *out += share * v);
+        let share = (partial[2 * head] - max).exp();
+        sum += share * partial[2 * head + 1];
+        out.iter_mut().zip(&partial[first..]).for_each(|(out, &v)| *out += share * v);
     }
     out.iter_mut().for_each(|out| *out /= sum);
 }

@@ -123,7 +123,7 @@ fn dot_rows(ops: &Ops, rows: &MatrixRows<'_>, first: usize, x: &[f32], out: &mut
         for (i, row) in batch[..out.len()].iter_mut().enumerate() {
             *row = matrix_row(rows, first + i);
         }
-        dot(&batch[..out.len()], x, out);
+        dot(&batch[..out.len()], x, out, BATCH * batch[0].len());
     }
 }
 
@@ -142,8 +142,11 @@ fn add_neurons(
         [gates[i], ups[i], downs[i]] = neuron_rows(blocks, first + i);
     }
     let (mut gate, mut up) = ([0f32; BATCH], [0f32; BATCH]);
-    (rows.dot)(&gates[..count], h, &mut gate);
-    (rows.dot)(&ups[..count], h, &mut up);
+    // While one row is multiplied, the next is fetched: up, down, and the gate of the lane's next batch.
+    let row_bytes = gates[0].len();
+    let next_batch = (BATCH * LANES / blocks.block_neurons as usize).max(1) * blocks.block_stride;
+    (rows.dot)(&gates[..count], h, &mut gate, row_bytes);
+    (rows.dot)(&ups[..count], h, &mut up, row_bytes);
     (ops.swiglu)(&mut gate[..count], &up[..count]);
-    (rows.axpy)(&downs[..count], &gate[..count], acc);
+    (rows.axpy)(&downs[..count], &gate[..count], acc, next_batch - 2 * row_bytes);
 }

@@ -105,7 +105,7 @@ pub(crate) struct Buffers {
     pub(crate) lanes: Buffer<f32>,
     /// Prefill's SwiGLU; min(pass_tokens, TOKEN_BLOCK) x ACTIVATION_NEURONS.
     pub(crate) activations: Buffer<f32>,
-    /// Decode's attention over chunks of keys; heads x chunks x (head_dim + 2).
+    /// Decode's attention over chunks of keys; kv_heads x chunks x group x (head_dim + 2).
     pub(crate) partials: Buffer<f32>,
     /// vocab_size.
     pub(crate) logits: Buffer<f32>,
@@ -135,7 +135,7 @@ impl Plan {
             DOWN_COLUMNS * ACTIVATION_NEURONS,
             PANEL * shape.hidden + SCORE_ROWS * scored_block,
             attention::scratch(shape),
-            KEY_CHUNK,
+            shape.group() * KEY_CHUNK,
         ];
         Plan {
             x: pass_tokens * shape.hidden,

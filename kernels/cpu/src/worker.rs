@@ -36,6 +36,8 @@ struct Shared {
     task: UnsafeCell<Option<*const Task<'static>>>,
     /// Workers that sleep or are about to.
     sleepers: AtomicUsize,
+    /// Workers that have started.
+    started: AtomicUsize,
     stop: AtomicBool,
     lock: Mutex<()>,
     wake: Condvar,
@@ -81,6 +83,7 @@ impl Pool {
             done: Line::default(),
             task: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -92,6 +95,10 @@ impl Pool {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("ls-cpu-{thread}"));
             pool.workers.push(builder.spawn(move || shared.serve(thread))?);
+        }
+        // A starting thread allocates; afterwards nothing does.
+        while pool.shared.started.load(Ordering::Acquire) < pool.workers.len() {
+            std::thread::yield_now();
         }
         Ok(pool)
     }
@@ -183,6 +190,7 @@ impl Shared {
     /// A worker's life.
     fn serve(&self, thread: usize) {
         let _abort = AbortOnPanic;
+        self.started.fetch_add(1, Ordering::Release);
         let mut spins = 0;
         while !self.stop.load(Ordering::Relaxed) {
             if self.has_work(Ordering::Relaxed) {

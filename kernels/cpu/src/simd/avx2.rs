@@ -3,6 +3,8 @@
 //! Safe functions of the table call functions with `target_feature`; the table is only reachable through
 //! [`available`], which has asked the CPU.
 
+mod attention;
+
 use super::{Ops, PANEL, RowOps, Tile, scalar};
 use std::arch::x86_64::*;
 
@@ -13,6 +15,8 @@ static OPS: Ops = Ops {
     q8_0: scalar::Q8_0_ROWS,
     q4_0: scalar::Q4_0_ROWS,
     gemm,
+    scores: attention::scores,
+    weigh: attention::weigh,
     inverse_rms,
     swiglu,
     exp_sum,
@@ -49,24 +53,38 @@ macro_rules! by_row_count {
     };
 }
 
-fn dot_f16(rows: &[&[u8]], x: &[f32], out: &mut [f32]) {
-    by_row_count!(dot_rows, rows, x, out);
+fn dot_f16(rows: &[&[u8]], x: &[f32], out: &mut [f32], ahead: usize) {
+    by_row_count!(dot_rows, rows, x, out, ahead);
 }
 
-fn axpy_f16(rows: &[&[u8]], weights: &[f32], acc: &mut [f32]) {
-    by_row_count!(axpy_rows, rows, weights, acc);
+fn axpy_f16(rows: &[&[u8]], weights: &[f32], acc: &mut [f32], ahead: usize) {
+    by_row_count!(axpy_rows, rows, weights, acc, ahead);
+}
+
+/// Asks for the cache line of `address`, which may be any. Into the second-level cache: the first has too few miss
+/// buffers to keep memory busy, which halves the speed of one thread.
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    // SAFETY: a prefetch reads nothing that a program can see, and never faults.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
 }
 
 /// Element k of a row goes to lane k % 8 of sum k / 8 % 2; the rest of a row is padded with zeros.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_rows<const R: usize>(rows: [&&[u8]; R], x: &[f32], out: &mut [f32]) {
+fn dot_rows<const R: usize>(rows: [&&[u8]; R], x: &[f32], out: &mut [f32], ahead: usize) {
     const STEP: usize = 2 * LANES;
     let whole = x.len() / STEP * STEP;
     let rows = rows.map(|row| &row[..2 * x.len()]);
     let out = &mut out[..R];
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
     for k in (0..whole).step_by(STEP) {
-        // SAFETY: k + STEP <= x.len(), and each row holds 2 * x.len() bytes. A prefetch may touch any address.
+        // Every other step: a line holds two steps of a row.
+        if k % (2 * STEP) == 0 {
+            for row in rows {
+                prefetch(row.as_ptr().wrapping_add(2 * k + ahead));
+            }
+        }
+        // SAFETY: k + STEP <= x.len(), and each row holds 2 * x.len() bytes.
         unsafe {
             let x0 = _mm256_loadu_ps(x.as_ptr().add(k));
             let x1 = _mm256_loadu_ps(x.as_ptr().add(k + LANES));
@@ -102,11 +120,16 @@ fn dot_rows<const R: usize>(rows: [&&[u8]; R], x: &[f32], out: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn axpy_rows<const R: usize>(rows: [&&[u8]; R], weights: &[f32], acc: &mut [f32]) {
+fn axpy_rows<const R: usize>(rows: [&&[u8]; R], weights: &[f32], acc: &mut [f32], ahead: usize) {
     let rows = rows.map(|row| &row[..2 * acc.len()]);
     let weights = &weights[..R];
     let whole = acc.len() / LANES * LANES;
     for k in (0..whole).step_by(LANES) {
+        if k % (4 * LANES) == 0 {
+            for row in rows {
+                prefetch(row.as_ptr().wrapping_add(2 * k + ahead));
+            }
+        }
         // SAFETY: k + LANES <= acc.len(), and each row holds 2 * acc.len() bytes.
         unsafe {
             let mut sum = _mm256_loadu_ps(acc.as_ptr().add(k));

@@ -18,16 +18,20 @@ use ls_bundle::model::DType;
 /// Rows of a panel of [`RowOps::pack_rows`], and most columns of a [`Tile`].
 pub(crate) const PANEL: usize = 16;
 
+/// Weight rows, wherever each is.
+type Rows<'a> = &'a [&'a [u8]];
+
 /// Functions on weight rows of one number format. A row of n weights is `dtype.row_bytes(n)` bytes, unaligned.
 #[derive(Debug)]
 pub(crate) struct RowOps {
-    /// `out[r] = rows[r] . x` for 1 to 4 rows of `x.len()` weights.
-    pub(crate) dot: fn(rows: &[&[u8]], x: &[f32], out: &mut [f32]),
+    /// `out[r] = rows[r] . x` for 1 to 4 rows of `x.len()` weights. What lies `ahead` bytes behind each row is needed
+    /// next: a hint.
+    pub(crate) dot: fn(rows: Rows<'_>, x: &[f32], out: &mut [f32], ahead: usize),
     /// `acc += weights[r] * rows[r]` for 1 to 4 rows of `acc.len()` weights, row after row: as if they were added one
-    /// by one.
-    pub(crate) axpy: fn(rows: &[&[u8]], weights: &[f32], acc: &mut [f32]),
+    /// by one. `ahead`: as for `dot`.
+    pub(crate) axpy: fn(rows: Rows<'_>, weights: &[f32], acc: &mut [f32], ahead: usize),
     /// `panel[k * PANEL + r] = rows[r][k]` for up to [`PANEL`] rows of `cols` weights; zero for absent rows.
-    pub(crate) pack_rows: fn(rows: &[&[u8]], cols: usize, panel: &mut [f32]),
+    pub(crate) pack_rows: fn(rows: Rows<'_>, cols: usize, panel: &mut [f32]),
     /// `out[i] = row[first + i]` of a row of `cols` weights. For quantised types `first` is a multiple of 32.
     pub(crate) unpack: fn(row: &[u8], cols: usize, first: usize, out: &mut [f32]),
 }
@@ -69,6 +73,11 @@ pub(crate) struct Ops {
     /// For all i < m, j < n, p < k: `a[i * a_stride + p]` and `b[p * b_stride + 0 .. PANEL]` are readable,
     /// `c[i * c_stride + j]` is readable and writable and nobody else touches it.
     pub(crate) gemm: unsafe fn(&Tile),
+    /// `out[g][i] = queries[g] . keys[i]`: queries of width `head_dim`, f16 keys of the same, one behind the other.
+    pub(crate) scores: fn(keys: &[u8], queries: &[f32], head_dim: usize, out: &mut [f32]),
+    /// `out[g] = sum over i, ascending, of shares[g][i] * values[i]`: out of width `head_dim`, f16 values of the
+    /// same, one behind the other.
+    pub(crate) weigh: fn(values: &[u8], shares: &[f32], head_dim: usize, out: &mut [f32]),
     /// `1 / sqrt(mean(x^2) + epsilon)`.
     pub(crate) inverse_rms: fn(x: &[f32], epsilon: f32) -> f32,
     /// `gate = SiLU(gate) * up`.

@@ -12,6 +12,8 @@ pub(crate) static OPS: Ops = Ops {
     q8_0: Q8_0_ROWS,
     q4_0: Q4_0_ROWS,
     gemm,
+    scores,
+    weigh,
     inverse_rms,
     swiglu,
     exp_sum,
@@ -86,7 +88,7 @@ fn for_chunks<F: Format>(row: &[u8], cols: usize, mut each: impl FnMut(usize, &[
     }
 }
 
-fn dot<F: Format>(rows: &[&[u8]], x: &[f32], out: &mut [f32]) {
+fn dot<F: Format>(rows: &[&[u8]], x: &[f32], out: &mut [f32], _ahead: usize) {
     for (row, out) in rows.iter().zip(out) {
         // Several sums, so that the compiler may use vectors and errors stay small.
         let mut sums = [0f32; 8];
@@ -99,7 +101,7 @@ fn dot<F: Format>(rows: &[&[u8]], x: &[f32], out: &mut [f32]) {
     }
 }
 
-fn axpy<F: Format>(rows: &[&[u8]], weights: &[f32], acc: &mut [f32]) {
+fn axpy<F: Format>(rows: &[&[u8]], weights: &[f32], acc: &mut [f32], _ahead: usize) {
     for (row, &weight) in rows.iter().zip(weights) {
         for_chunks::<F>(row, acc.len(), |first, row| {
             acc[first..].iter_mut().zip(row).for_each(|(acc, &w)| *acc += weight * w);
@@ -142,6 +144,25 @@ unsafe fn gemm(tile: &Tile) {
             sums.iter_mut().zip(b).for_each(|(sum, &b)| *sum += a * b);
         }
         c.copy_from_slice(&sums[..tile.n]);
+    }
+}
+
+fn scores(keys: &[u8], queries: &[f32], head_dim: usize, out: &mut [f32]) {
+    let count = keys.len() / (2 * head_dim);
+    for (query, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(count)) {
+        for (key, out) in keys.chunks_exact(2 * head_dim).zip(out) {
+            dot::<F16>(&[key], query, std::slice::from_mut(out), 0);
+        }
+    }
+}
+
+fn weigh(values: &[u8], shares: &[f32], head_dim: usize, out: &mut [f32]) {
+    let count = values.len() / (2 * head_dim);
+    out.fill(0.0);
+    for (out, shares) in out.chunks_exact_mut(head_dim).zip(shares.chunks_exact(count)) {
+        for (value, &share) in values.chunks_exact(2 * head_dim).zip(shares) {
+            axpy::<F16>(&[value], &[share], out, 0);
+        }
     }
 }
 

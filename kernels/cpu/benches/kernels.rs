@@ -1,0 +1,268 @@
+//! Speed of the kernels by themselves: decode and prefill of a model of SmolLM2-135M's shape with random weights in
+//! memory, next to the memory bandwidth of this machine, measured in the same run with the same threads.
+//!
+//! `cargo bench -p ls-cpu [-- THREADS] [read] [decode] [prefill] [score]`
+
+#![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
+
+use ls_bundle::ids::{BlockId, LayerId};
+use ls_bundle::model::{
+    Architecture, DType, FfnExtent, LayerVectors, MatrixExtent, ModelConfig, RopeConfig,
+    RopeScaling, SpecialTokens, Vectors,
+};
+use ls_compute::conformance::Rng;
+use ls_compute::{
+    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
+};
+use ls_cpu::{CpuBackend, Kernels};
+use ls_sync::Slot;
+use std::time::Instant;
+
+const CONTEXT: u32 = 2048;
+const PROMPT: u32 = 512;
+/// Rows of a part of the head.
+const HEAD_PART: usize = 6144;
+const REPETITIONS: usize = 20;
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        architecture: Architecture::Llama,
+        name: "shape of SmolLM2-135M".into(),
+        vocab_size: 49152,
+        hidden: 576,
+        ffn_hidden: 1536,
+        layers: 30,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        norm_epsilon: 1e-5,
+        rope: RopeConfig { theta: 1e5, scaling: RopeScaling::None },
+        context_length: 8192,
+        sliding_window: None,
+        tied_head: true,
+        qkv_bias: false,
+        qk_norm: false,
+        special: SpecialTokens::default(),
+    }
+}
+
+/// Weights of all layers and the head, one after another.
+struct Model {
+    config: ModelConfig,
+    weights: Slot,
+    /// Bytes of a layer: q, k, v, o, FFN.
+    layer_bytes: usize,
+}
+
+impl Model {
+    fn new() -> Model {
+        let config = config();
+        let (hidden, ffn) = (config.hidden as usize, config.ffn_hidden as usize);
+        let dense = 2 * hidden * (config.query_width() + config.kv_width()) as usize;
+        let layer_bytes = 2 * (dense + 3 * hidden * ffn);
+        let head = 2 * config.vocab_size as usize * hidden;
+        let len = usize::from(config.layers) * layer_bytes + head;
+        let mut weights = Slot::allocate(len).expect("memory for the weights");
+        let mut rng = Rng(7);
+        for weight in weights.bytes_mut().chunks_exact_mut(2) {
+            weight.copy_from_slice(&half::f16::from_f32(0.07 * rng.unit()).to_le_bytes());
+        }
+        Model { config, weights, layer_bytes }
+    }
+
+    fn backend(&self, threads: usize, kernels: Kernels) -> CpuBackend {
+        let ones = vec![1.0; self.config.hidden as usize];
+        let layer = LayerVectors {
+            attn_norm: ones.clone(),
+            mlp_norm: ones.clone(),
+            ..LayerVectors::default()
+        };
+        let layers = vec![layer; usize::from(self.config.layers)];
+        let vectors = Vectors { layers, final_norm: ones };
+        CpuBackend::new(&self.config, vectors, CONTEXT, PROMPT, 256, threads, kernels)
+            .expect("a backend")
+    }
+
+    /// Rows of a matrix `offset` bytes behind the start of the weights, and the offset behind them.
+    fn rows(&self, offset: &mut usize, rows: u32, cols: u32) -> MatrixRows<'_> {
+        let first_block = BlockId(0);
+        let extent =
+            MatrixExtent { offset: 0, rows, cols, dtype: DType::F16, tile_rows: 1, first_block };
+        let rows = MatrixRows::new(&extent, 0, rows, &self.weights.bytes()[*offset..]);
+        *offset += rows.bytes.len();
+        rows
+    }
+
+    fn pass(&self, backend: &mut CpuBackend, pass: Pass<'_>, laps: &mut Laps) {
+        let config = &self.config;
+        let (hidden, query, kv) = (config.hidden, config.query_width(), config.kv_width());
+        backend.begin(pass);
+        for index in 0..pass.tokens {
+            let mut offset = index as usize * 2 * hidden as usize;
+            backend.embed(index, self.rows(&mut offset, 1, hidden));
+        }
+        let mut offset = 0;
+        for layer in config.layer_ids() {
+            let part = |projection, rows| ProjectionPart { projection, rows };
+            let qkv = [
+                part(Projection::Query, self.rows(&mut offset, query, hidden)),
+                part(Projection::Key, self.rows(&mut offset, kv, hidden)),
+                part(Projection::Value, self.rows(&mut offset, kv, hidden)),
+            ];
+            let o = [part(Projection::Output, self.rows(&mut offset, hidden, query))];
+            self.layer(backend, layer, &qkv, &o, &mut offset, laps);
+            laps.lap();
+        }
+        if pass.outputs != Outputs::None {
+            backend.head_input();
+            let head = self.rows(&mut offset, config.vocab_size, hidden);
+            for first in (0..head.rows).step_by(HEAD_PART) {
+                let rows = (HEAD_PART as u32).min(head.rows - first);
+                let bytes = &head.bytes[first as usize * 2 * hidden as usize..];
+                let bytes = &bytes[..rows as usize * 2 * hidden as usize];
+                backend.head(&MatrixRows { bytes, first_row: first, rows, ..head });
+                laps.lap();
+            }
+        }
+    }
+
+    fn layer(
+        &self,
+        backend: &mut CpuBackend,
+        layer: LayerId,
+        qkv: &[ProjectionPart<'_>],
+        o: &[ProjectionPart<'_>],
+        offset: &mut usize,
+        laps: &mut Laps,
+    ) {
+        backend.attn_input(layer);
+        backend.project(layer, qkv);
+        laps.lap();
+        backend.attend(layer);
+        laps.lap();
+        backend.project(layer, o);
+        laps.lap();
+        backend.mlp_input(layer);
+        let ffn = FfnExtent {
+            offset: 0,
+            neurons: self.config.ffn_hidden,
+            hidden: self.config.hidden,
+            dtype: DType::F16,
+            block_neurons: 1,
+            first_block: BlockId(0),
+        };
+        let bytes = &self.weights.bytes()[*offset..];
+        let blocks = NeuronBlocks::new(&ffn, 0, ffn.blocks(), bytes);
+        *offset += blocks.bytes.len();
+        backend.mlp(layer, &blocks);
+        backend.mlp_output(layer);
+    }
+}
+
+/// Seconds of each step of something that is repeated: the fastest of all repetitions. On a machine that does other
+/// things too, a step of a millisecond finds a quiet moment sooner than the whole does.
+struct Laps {
+    best: Vec<f64>,
+    step: usize,
+    last: Instant,
+}
+
+impl Laps {
+    fn lap(&mut self) {
+        let seconds = self.last.elapsed().as_secs_f64();
+        match self.best.get_mut(self.step) {
+            Some(best) => *best = best.min(seconds),
+            None => self.best.push(seconds),
+        }
+        self.step += 1;
+        self.last = Instant::now();
+    }
+}
+
+/// The sum of the fastest steps of some repetitions.
+fn time(repetitions: usize, mut run: impl FnMut(&mut Laps)) -> f64 {
+    let mut laps = Laps { best: Vec::new(), step: 0, last: Instant::now() };
+    for _ in 0..repetitions {
+        (laps.step, laps.last) = (0, Instant::now());
+        run(&mut laps);
+    }
+    laps.best.iter().sum()
+}
+
+/// Adds up all of `bytes` on `threads` threads.
+fn read_all(bytes: &[u8], threads: usize) {
+    std::thread::scope(|scope| {
+        for part in bytes.chunks(bytes.len() / threads) {
+            scope.spawn(move || {
+                let (numbers, _) = part.as_chunks::<64>();
+                let mut sums = [0u64; 8];
+                for line in numbers {
+                    for (sum, number) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+                        *sum = sum.wrapping_add(u64::from_le_bytes(*number));
+                    }
+                }
+                std::hint::black_box(sums);
+            });
+        }
+    });
+}
+
+fn main() {
+    let threads = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(2);
+    let model = Model::new();
+    let kernels = Kernels::detect();
+    let bytes = model.weights.len() as f64;
+    println!("{} kernels, {threads} threads, {:.0} MB of weights", kernels.name(), bytes / 1e6);
+    let mut backend = model.backend(threads, kernels);
+
+    let chosen: Vec<String> =
+        std::env::args().skip(1).filter(|a| a.parse::<u32>().is_err()).collect();
+    let chosen = |name: &str| {
+        let names = ["read", "decode", "prefill", "score"];
+        chosen.iter().any(|c| c == name) || !chosen.iter().any(|c| names.contains(&c.as_str()))
+    };
+
+    let reading = time(REPETITIONS, |laps| {
+        for part in model.weights.bytes().chunks(model.layer_bytes) {
+            read_all(part, threads);
+            laps.lap();
+        }
+    });
+    println!("reading        {:7.2} GB/s", bytes / reading / 1e9);
+
+    for position in [0, 500, 2000].into_iter().filter(|_| chosen("decode")) {
+        let decode = Pass {
+            first_position: position,
+            tokens: 1,
+            outputs: Outputs::LastLogits,
+            decode: true,
+        };
+        let seconds = time(REPETITIONS, |laps| model.pass(&mut backend, decode, laps));
+        let (speed, tokens) = (bytes / seconds / 1e9, 1.0 / seconds);
+        let share = 100.0 * reading / seconds;
+        println!(
+            "decode at {position:4} {speed:7.2} GB/s, {share:.0} % of reading, {tokens:.1} tokens/s"
+        );
+    }
+
+    let layers = f64::from(model.config.layers) * model.layer_bytes as f64;
+    let prompts = [(8, REPETITIONS), (64, REPETITIONS / 2), (PROMPT, 4)];
+    for (tokens, repetitions) in prompts.into_iter().filter(|_| chosen("prefill")) {
+        let prefill =
+            Pass { first_position: 0, tokens, outputs: Outputs::LastLogits, decode: false };
+        let seconds = time(repetitions, |laps| model.pass(&mut backend, prefill, laps));
+        // Two operations for each weight of two bytes.
+        let gflop = layers * f64::from(tokens) / 1e9;
+        let (speed, tokens_s) = (gflop / seconds, f64::from(tokens) / seconds);
+        println!("prefill of {tokens:3} {speed:7.2} GFLOP/s, {tokens_s:.1} tokens/s");
+    }
+
+    if !chosen("score") {
+        return;
+    }
+    let targets = vec![1; 256];
+    let outputs = Outputs::Score { first: 0, targets: &targets };
+    let score = Pass { first_position: 0, tokens: 256, outputs, decode: false };
+    let seconds = time(2, |laps| model.pass(&mut backend, score, laps));
+    println!("scores of 256  {:7.1} tokens/s", 256.0 / seconds);
+}
