@@ -19,15 +19,15 @@ Examples:
 
 Exit codes: 0 done, 2 usage, 3 corrupt file, 4 incomplete file, 5 unsupported, 6 budget too small, 7 I/O error."
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Continue a prompt; the text goes to stdout, statistics to stderr.
     Generate(GenerateArgs),
     /// Say what would be resident and what streamed, and how fast that should be here.
@@ -45,50 +45,50 @@ pub enum Command {
 
 /// Measurements of quality.
 #[derive(Debug, Subcommand)]
-pub enum EvalCommand {
+pub(crate) enum EvalCommand {
     /// Perplexity of a text: windows of fixed length, the second half of each scored.
     Perplexity(PerplexityArgs),
 }
 
 /// Which policies run the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum System {
+pub(crate) enum System {
     /// All neurons, always.
     Dense,
 }
 
 /// How results are accumulated and where the model runs: common to all commands that run it.
 #[derive(Args, Clone, Debug)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// The bundle.
-    pub bundle: PathBuf,
+    pub(crate) bundle: PathBuf,
     /// Cap on resident bytes of this process, its page cache included: 96MiB, 1.5GiB, or bytes. [default: what the
     /// machine has available]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "weight_cache")]
-    pub memory: Option<ByteCount>,
+    pub(crate) memory: Option<ByteCount>,
     /// Budget as the paper counts it: this share of the weights resident, everything else on top (20%).
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    pub weight_cache: Option<f64>,
+    pub(crate) weight_cache: Option<f64>,
     /// Context in tokens. [default: the model's, at most 2048, lowered to what the budget allows]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
-    pub context: Option<u32>,
+    pub(crate) context: Option<u32>,
     /// Threads that compute. [default: the cores of this machine that the process may use]
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: Option<u16>,
+    pub(crate) threads: Option<u16>,
     /// Policies: which weights run, are fetched and stay.
     #[arg(long, value_enum, default_value = "dense")]
-    pub system: System,
+    pub(crate) system: System,
     /// Accumulate in canonical order: the same bits whatever threads, budget or timing. Dense always does.
     #[arg(long)]
-    pub canonical: bool,
+    pub(crate) canonical: bool,
     /// How the bundle is read.
     #[arg(long, value_enum, default_value = "auto", hide_short_help = true)]
-    pub io: IoChoice,
+    pub(crate) io: IoChoice,
 }
 
 /// How the bundle is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IoChoice {
+pub(crate) enum IoChoice {
     /// io_uring where the kernel allows it, else a pool of threads.
     Auto,
     /// io_uring or an error.
@@ -100,7 +100,7 @@ pub enum IoChoice {
 impl RunArgs {
     /// The budget that the flags ask for; `available` where they say nothing.
     #[must_use]
-    pub fn budget(&self, available: ByteCount) -> Budget {
+    pub(crate) fn budget(&self, available: ByteCount) -> Budget {
         match (self.weight_cache, self.memory) {
             (Some(share), _) => Budget::WeightCache(share),
             (None, memory) => Budget::Total(memory.unwrap_or(available)),
@@ -115,49 +115,48 @@ Examples:
   ls-run generate model.lsb -p \"Once upon a time\" -n 200 --memory 96MiB --context 512
   cat question.txt | ls-run generate model.lsb -p - --temp 0.7 --top-p 0.9 --seed 1
   ls-run generate model.lsb -p \"2 + 2 =\" --json | jq .text")]
-pub struct GenerateArgs {
+pub(crate) struct GenerateArgs {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened flags document themselves")]
-    pub run: RunArgs,
+    pub(crate) run: RunArgs,
     /// The text to continue; - reads it from standard input.
     #[arg(long, short, value_name = "TEXT")]
-    pub prompt: String,
+    pub(crate) prompt: String,
     /// Most tokens to generate.
     #[arg(short, long, value_name = "N", default_value_t = 128)]
-    pub n_predict: u32,
+    pub(crate) n_predict: u32,
     /// Randomness; 0 always takes the most likely token.
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = parse_non_negative)]
-    pub temp: f32,
+    pub(crate) temp: f32,
     /// Choose among the K most likely tokens; 0: all.
     #[arg(long, value_name = "K", default_value_t = 0)]
-    pub top_k: u32,
+    pub(crate) top_k: u32,
     /// Choose among the most likely tokens that together have probability P.
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = parse_probability)]
-    pub top_p: f32,
+    pub(crate) top_p: f32,
     /// Choose among tokens at least P times as likely as the most likely one.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = parse_probability)]
-    pub min_p: f32,
+    pub(crate) min_p: f32,
     /// Make recent tokens less likely; 1: no.
     #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = parse_positive)]
-    pub repeat_penalty: f32,
+    pub(crate) repeat_penalty: f32,
     /// Same seed, same text.
     #[arg(long, default_value_t = 0)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Go on behind the model's end of text.
     #[arg(long)]
-    pub ignore_eos: bool,
+    pub(crate) ignore_eos: bool,
     /// Print the prompt before its continuation.
     #[arg(long)]
-    pub echo: bool,
+    pub(crate) echo: bool,
     /// Print one JSON object with tokens, text and statistics instead of the text.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 impl GenerateArgs {
     /// The sampling flags.
     #[must_use]
-    pub fn sampler(&self) -> SamplerOptions {
+    pub(crate) fn sampler(&self) -> SamplerOptions {
         SamplerOptions {
             temperature: self.temp,
             top_k: self.top_k,
@@ -172,16 +171,15 @@ impl GenerateArgs {
 /// `ls-run plan`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  ls-run plan model.lsb --memory 1.5GiB --context 1024")]
-pub struct PlanArgs {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened flags document themselves")]
-    pub run: RunArgs,
+    pub(crate) run: RunArgs,
     /// Length of the prompt to plan for, in tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    pub prompt_tokens: u32,
+    pub(crate) prompt_tokens: u32,
     /// Print one JSON object.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// `ls-run eval perplexity`.
@@ -189,53 +187,51 @@ pub struct PlanArgs {
 #[command(
     after_help = "Example:\n  ls-run eval perplexity model.lsb --text wiki.txt --tokens 4096 --memory 128MiB"
 )]
-pub struct PerplexityArgs {
+pub(crate) struct PerplexityArgs {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened flags document themselves")]
-    pub run: RunArgs,
+    pub(crate) run: RunArgs,
     /// The text.
     #[arg(long, value_name = "FILE")]
-    pub text: PathBuf,
+    pub(crate) text: PathBuf,
     /// Only this many tokens of it.
     #[arg(long, value_name = "N")]
-    pub tokens: Option<usize>,
+    pub(crate) tokens: Option<usize>,
     /// Tokens of a window.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
-    pub window: u32,
+    pub(crate) window: u32,
     /// Print one JSON object.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// `ls-run bench`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  ls-run bench model.lsb --memory 96MiB --reps 5 --json")]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened flags document themselves")]
-    pub run: RunArgs,
+    pub(crate) run: RunArgs,
     /// Tokens of the prompt.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
-    pub prompt_tokens: u32,
+    pub(crate) prompt_tokens: u32,
     /// Tokens to decode.
     #[arg(short, long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    pub n_predict: u32,
+    pub(crate) n_predict: u32,
     /// Repetitions; one line each.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pub reps: u32,
+    pub(crate) reps: u32,
     /// Print JSON, one object a line.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// A command on a file.
 #[derive(Args, Debug)]
-pub struct FileArgs {
+pub(crate) struct FileArgs {
     /// The bundle.
-    pub bundle: PathBuf,
+    pub(crate) bundle: PathBuf,
     /// Print one JSON object.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 fn parse_bytes(text: &str) -> Result<ByteCount, String> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes done of bytes to do.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     what: &'static str,
     total: u64,
     done: u64,
@@ -16,12 +16,12 @@ pub struct Progress {
 impl Progress {
     /// Starts counting.
     #[must_use]
-    pub fn new(what: &'static str, total: u64) -> Progress {
+    pub(crate) fn new(what: &'static str, total: u64) -> Progress {
         Progress { what, total, done: 0, started: Instant::now(), shown: None }
     }
 
     /// `bytes` more are done.
-    pub fn add(&mut self, bytes: u64) {
+    pub(crate) fn add(&mut self, bytes: u64) {
         self.done += bytes;
         let elapsed = self.started.elapsed();
         let due = self
@@ -41,7 +41,7 @@ impl Progress {
     }
 
     /// Clears the line.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         if self.shown.is_some() {
             eprint!("\r\x1b[K");
             // A terminal that went away is no reason to fail.

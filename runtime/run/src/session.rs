@@ -19,22 +19,22 @@ const CODE_ALLOWANCE: u64 = 3 << 20;
 const THREAD_ALLOWANCE: u64 = 128 << 10;
 
 /// A bundle being opened: the plan may still be asked for.
-pub struct Session {
+pub(crate) struct Session {
     /// The bundle.
-    pub bundle: Bundle,
+    pub(crate) bundle: Bundle,
     /// Computing threads.
-    pub threads: usize,
+    pub(crate) threads: usize,
     args: RunArgs,
     store: Box<dyn BlockStore>,
 }
 
 /// Sizes that a plan depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Workload {
+pub(crate) struct Workload {
     /// Longest prompt to come, in tokens.
-    pub prompt_tokens: u32,
+    pub(crate) prompt_tokens: u32,
     /// Most tokens scored in a pass.
-    pub scored_tokens: u32,
+    pub(crate) scored_tokens: u32,
 }
 
 impl std::fmt::Debug for Session {
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Session {
 
 impl Session {
     /// Opens the bundle and its store.
-    pub fn open(args: &RunArgs) -> anyhow::Result<Session> {
+    pub(crate) fn open(args: &RunArgs) -> anyhow::Result<Session> {
         let bundle = Bundle::open_with(&args.bundle, BlockChecksums::Drop)?;
         let options = StoreOptions {
             depth: DEPTH + ls_engine::memory::ROW_BUFFERS,
@@ -56,19 +56,19 @@ impl Session {
             },
             direct: true,
         };
-        let store = ls_io::open(&args.bundle, &options)?;
-        for warning in store.warnings() {
+        let opened = ls_io::open(&args.bundle, &options)?;
+        for warning in &opened.warnings {
             eprintln!("warning: {warning}");
         }
         let threads = match args.threads {
             Some(threads) => usize::from(threads),
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Session { bundle, threads, args: args.clone(), store })
+        Ok(Session { bundle, threads, args: args.clone(), store: opened.store })
     }
 
     /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
-    pub fn with_tokenizer<R>(
+    pub(crate) fn with_tokenizer<R>(
         &mut self,
         encode: impl FnOnce(&Tokenizer) -> Result<R, EngineError>,
     ) -> anyhow::Result<R> {
@@ -88,7 +88,7 @@ impl Session {
     }
 
     /// What will be resident and what streamed.
-    pub fn plan(&self, workload: Workload) -> anyhow::Result<MemoryPlan> {
+    pub(crate) fn plan(&self, workload: Workload) -> anyhow::Result<MemoryPlan> {
         let (config, map) = (self.bundle.model(), self.bundle.weights());
         let request = self.request(workload)?;
         let plan = MemoryPlan::fit(&request, config, map, &self.backend_bytes(workload))
@@ -110,7 +110,7 @@ impl Session {
     }
 
     /// The smallest budget that works for the workload.
-    pub fn minimum(&self, workload: Workload) -> anyhow::Result<ByteCount> {
+    pub(crate) fn minimum(&self, workload: Workload) -> anyhow::Result<ByteCount> {
         let (config, map) = (self.bundle.model(), self.bundle.weights());
         let request = self.request(workload)?;
         let peak = ByteCount(peak_resident()?);
@@ -133,7 +133,7 @@ impl Session {
     fn backend_bytes(&self, workload: Workload) -> impl Fn(u32, u32) -> BackendBytes {
         let (config, threads) = (self.bundle.model(), self.threads);
         move |context, pass_tokens| BackendBytes {
-            kv_cache: CpuBackend::kv_bytes(config, context),
+            kv_cache: ls_cpu::kv_bytes(config, context),
             activations: CpuBackend::memory(
                 config,
                 context,
@@ -145,7 +145,11 @@ impl Session {
     }
 
     /// Loads what the plan keeps resident; the last allocation.
-    pub fn start(self, plan: &MemoryPlan, workload: Workload) -> anyhow::Result<(Bundle, Engine)> {
+    pub(crate) fn start(
+        self,
+        plan: &MemoryPlan,
+        workload: Workload,
+    ) -> anyhow::Result<(Bundle, Engine)> {
         let vectors = self.bundle.vectors().clone();
         let backend = CpuBackend::new(
             self.bundle.model(),
@@ -167,7 +171,7 @@ impl Session {
 
     /// How the bundle is read, for reports.
     #[must_use]
-    pub fn store(&self) -> &dyn BlockStore {
+    pub(crate) fn store(&self) -> &dyn BlockStore {
         self.store.as_ref()
     }
 }
@@ -181,6 +185,6 @@ fn available() -> anyhow::Result<u64> {
 }
 
 /// The most that this process ever held, bytes.
-pub fn peak_resident() -> anyhow::Result<u64> {
+pub(crate) fn peak_resident() -> anyhow::Result<u64> {
     ls_io::memory::peak_resident_bytes().context("reading this process's peak memory")
 }

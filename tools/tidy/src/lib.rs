@@ -2,3 +2,4 @@
 //!
 //! Each rule prints every place that breaks it, and why the rule is there. Rules that clippy or rustc can check are
 //! theirs (see `[workspace.lints]`).
+#![forbid(unsafe_code)]

@@ -18,14 +18,26 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that must stay out of what runs on a device.
-const NOT_ON_DEVICE: &[&str] =
-    &["candle-core", "candle-nn", "linfa", "ndarray", "ndarray-linalg", "openblas-src", "axum", "tokio"];
+const NOT_ON_DEVICE: &[&str] = &[
+    "candle-core",
+    "candle-nn",
+    "linfa",
+    "ndarray",
+    "ndarray-linalg",
+    "openblas-src",
+    "axum",
+    "tokio",
+];
 
 /// Crates that may hold unsafe code; all others forbid it.
 const MAY_BE_UNSAFE: &[&str] = &["ls-sync", "ls-io", "ls-cpu"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tools/tidy is two below").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("tools/tidy is two below")
+        .to_owned()
 }
 
 /// Files that git tracks or would track.
@@ -76,7 +88,9 @@ fn dependencies(metadata: &serde_json::Value) -> BTreeMap<String, BTreeSet<Strin
     for node in nodes {
         let name = name_of[node["id"].as_str().expect("an id")];
         let used = node["deps"].as_array().expect("deps are listed").iter().filter(|dep| {
-            dep["dep_kinds"].as_array().is_some_and(|kinds| kinds.iter().any(|k| k["kind"].is_null()))
+            dep["dep_kinds"]
+                .as_array()
+                .is_some_and(|kinds| kinds.iter().any(|k| k["kind"].is_null()))
         });
         let names = used.map(|dep| name_of[dep["pkg"].as_str().expect("an id")].to_owned());
         all.entry(name.to_owned()).or_default().extend(names);
@@ -107,14 +121,19 @@ fn what_runs_on_a_device_stays_thin() {
             open.extend(all.get(&name).into_iter().flatten().cloned());
         }
     }
-    let broken: Vec<_> = NOT_ON_DEVICE.iter().filter(|n| seen.contains(**n)).map(|n| (*n).to_owned()).collect();
+    let broken: Vec<_> =
+        NOT_ON_DEVICE.iter().filter(|n| seen.contains(**n)).map(|n| (*n).to_owned()).collect();
     report("ls-run must not link training or server crates", &broken);
-    let list: String = seen.iter().filter(|n| !n.starts_with("ls-")).map(|n| format!("{n}\n")).collect();
+    let list: String =
+        seen.iter().filter(|n| !n.starts_with("ls-")).map(|n| format!("{n}\n")).collect();
     let allowed_path = root().join("tools/tidy/ls-run-tree.txt");
     let allowed = std::fs::read_to_string(&allowed_path).unwrap_or_default();
     if list != allowed {
         std::fs::write(&allowed_path, &list).expect("the list can be written");
-        panic!("ls-run's dependency tree changed; the new list is in {}: review the diff", allowed_path.display());
+        panic!(
+            "ls-run's dependency tree changed; the new list is in {}: review the diff",
+            allowed_path.display()
+        );
     }
 }
 
@@ -146,23 +165,43 @@ fn files_and_functions_can_be_read_at_once() {
     for (path, text) in rust_files() {
         let lines: Vec<&str> = text.lines().collect();
         if lines.len() > MAX_FILE_LINES {
-            broken.push(format!("{}: {} lines (at most {MAX_FILE_LINES})", path.display(), lines.len()));
+            broken.push(format!(
+                "{}: {} lines (at most {MAX_FILE_LINES})",
+                path.display(),
+                lines.len()
+            ));
         }
         for (start, line) in lines.iter().enumerate() {
             let body = line.trim_start();
-            let is_function = ["fn ", "pub fn ", "pub(crate) fn ", "pub(super) fn ", "unsafe fn ", "pub unsafe fn "]
-                .iter()
-                .any(|prefix| body.starts_with(prefix));
+            let is_function = [
+                "fn ",
+                "pub fn ",
+                "pub(crate) fn ",
+                "pub(super) fn ",
+                "unsafe fn ",
+                "pub unsafe fn ",
+            ]
+            .iter()
+            .any(|prefix| body.starts_with(prefix));
             if !is_function {
                 continue;
             }
             // rustfmt closes a function at the indentation it was opened with.
             let indent = &line[..line.len() - body.len()];
             let closing = format!("{indent}}}");
-            let ends_here = |l: &&str| **l == closing || (l.trim_end().ends_with(';') && l.starts_with(indent) && !l[indent.len()..].starts_with(' '));
-            let length = lines[start..].iter().position(|l| ends_here(&l)).map_or(0, |n| n + 1);
+            let ends_here = |l: &&str| {
+                **l == closing
+                    || (l.trim_end().ends_with(';')
+                        && l.starts_with(indent)
+                        && !l[indent.len()..].starts_with(' '))
+            };
+            let length = lines[start..].iter().position(|l| ends_here(l)).map_or(0, |n| n + 1);
             if length > MAX_FUNCTION_LINES {
-                broken.push(format!("{}:{}: a function of {length} lines", path.display(), start + 1));
+                broken.push(format!(
+                    "{}:{}: a function of {length} lines",
+                    path.display(),
+                    start + 1
+                ));
             }
         }
     }
@@ -174,13 +213,17 @@ fn lints_are_expected_with_a_reason_not_allowed() {
     let mut broken = Vec::new();
     for (path, text) in rust_files() {
         for (number, line) in text.lines().enumerate() {
-            let found = line.trim_start().starts_with("#[allow(") || line.trim_start().starts_with("#![allow(");
+            let found = line.trim_start().starts_with("#[allow(")
+                || line.trim_start().starts_with("#![allow(");
             if found {
                 broken.push(format!("{}:{}", path.display(), number + 1));
             }
         }
     }
-    report("use #[expect(lint, reason = \"…\")], which says why and tells when it is no longer needed", &broken);
+    report(
+        "use #[expect(lint, reason = \"…\")], which says why and tells when it is no longer needed",
+        &broken,
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ const PROMPT: &str =
     "The river had risen in the night, and by morning the lower fields were under water. ";
 
 /// Runs the command: each repetition prefills the prompt and decodes, on one engine.
-pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let mut session = Session::open(&args.run)?;
     let words = PROMPT.repeat(1 + args.prompt_tokens as usize / 8);
     let mut prompt = session.with_tokenizer(|tokenizer| tokenizer.encode(&words, true))?;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// `ls-run eval perplexity`: consecutive windows, the second half of each scored, as llama.cpp does. A last window
 /// that is not full is left out.
-pub fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
+pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&args.text)
         .with_context(|| format!("reading {}", args.text.display()))?;
     let mut session = Session::open(&args.run)?;

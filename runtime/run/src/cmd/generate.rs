@@ -25,7 +25,7 @@ struct Generated {
 }
 
 /// Runs the command.
-pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let prompt = read_prompt(&args.prompt)?;
     let mut session = Session::open(&args.run)?;

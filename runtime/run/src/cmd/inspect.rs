@@ -6,7 +6,7 @@ use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 
 /// Runs the command.
-pub fn run(args: &FileArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &FileArgs) -> anyhow::Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let (config, map, identity) = (bundle.model(), bundle.weights(), bundle.identity());
     let first = &map.layers[0];
@@ -31,6 +31,12 @@ pub fn run(args: &FileArgs) -> anyhow::Result<()> {
             "sections": sections,
         }));
     }
+    print_text(args, &bundle, padding_share)
+}
+
+fn print_text(args: &FileArgs, bundle: &Bundle, padding_share: f64) -> anyhow::Result<()> {
+    let (config, map, identity) = (bundle.model(), bundle.weights(), bundle.identity());
+    let first = &map.layers[0];
     print_line(&format!(
         "{}: {:?} model \"{}\"",
         args.bundle.display(),

@@ -1,17 +1,17 @@
 //! The commands. Results go to stdout, as text or JSON; everything else goes to stderr.
 
-pub mod bench;
-pub mod eval;
-pub mod generate;
-pub mod inspect;
-pub mod plan;
-pub mod verify;
+pub(crate) mod bench;
+pub(crate) mod eval;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod plan;
+pub(crate) mod verify;
 
 use ls_engine::memory::MemoryPlan;
 use std::io::Write;
 
 /// Prints one JSON object and a newline.
-pub fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
+pub(crate) fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, value).map_err(std::io::Error::from)?;
     out.write_all(b"\n")?;
@@ -20,7 +20,7 @@ pub fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
 }
 
 /// The plan's figures under the names that every command's JSON uses.
-pub fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
+pub(crate) fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
     serde_json::json!({
         "memory_budget_bytes": plan.budget.0,
         "planned_bytes": plan.planned().0,
@@ -39,14 +39,14 @@ pub fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
 }
 
 /// Adds the fields of `more` to the object `to`.
-pub fn extend(to: &mut serde_json::Value, more: serde_json::Value) {
+pub(crate) fn extend(to: &mut serde_json::Value, more: serde_json::Value) {
     if let (serde_json::Value::Object(to), serde_json::Value::Object(more)) = (to, more) {
         to.extend(more);
     }
 }
 
 /// Prints one line of a result.
-pub fn print_line(line: &str) -> anyhow::Result<()> {
+pub(crate) fn print_line(line: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes())?;
     out.write_all(b"\n")?;

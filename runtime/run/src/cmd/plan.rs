@@ -15,29 +15,38 @@ const PROBE_BYTES: usize = 256 << 20;
 
 /// What this machine can do, measured just now.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// Direct reads of the plan's request size and depth, bytes a second.
-    pub disk_bytes_s: f64,
+    pub(crate) disk_bytes_s: f64,
     /// Sequential reads of memory by all computing threads, bytes a second.
-    pub memory_bytes_s: f64,
+    pub(crate) memory_bytes_s: f64,
 }
 
 impl Machine {
     /// Measures. The memory probe stays within what the plan leaves for weights.
-    pub fn measure(path: &Path, plan: &MemoryPlan, threads: usize) -> anyhow::Result<Machine> {
+    pub(crate) fn measure(
+        path: &Path,
+        plan: &MemoryPlan,
+        threads: usize,
+    ) -> anyhow::Result<Machine> {
         let (request, depth) = match plan.request_bytes {
             0 => (1 << 20, 8),
             request => (request, plan.depth),
         };
         let disk_bytes_s = ls_io::probe::bandwidth(path, request as usize, depth, PROBE_MS)?;
         let buffer = PROBE_BYTES.min(plan.resident().0 as usize + plan.io_buffers.0 as usize);
-        let memory_bytes_s = ls_io::memory::memory_bandwidth(threads, PROBE_MS, buffer)?;
+        let memory_bytes_s = ls_io::memory::memory_bandwidth(threads, buffer, PROBE_MS)?;
         Ok(Machine { disk_bytes_s, memory_bytes_s })
     }
 
     /// The most tokens a second that a dense pass can reach: the slower of what must be read and what must be touched.
     #[must_use]
-    pub fn bound_tok_s(&self, config: &ModelConfig, map: &WeightMap, plan: &MemoryPlan) -> f64 {
+    pub(crate) fn bound_tok_s(
+        &self,
+        config: &ModelConfig,
+        map: &WeightMap,
+        plan: &MemoryPlan,
+    ) -> f64 {
         let disk = plan.streamed(map).0 as f64 / self.disk_bytes_s;
         let memory = touched_bytes(config, map, 0) as f64 / self.memory_bytes_s;
         1.0 / disk.max(memory)
@@ -46,7 +55,7 @@ impl Machine {
 
 /// Bytes that decoding one token reads from memory: all walked weights and the KV cache of `position` tokens.
 #[must_use]
-pub fn touched_bytes(config: &ModelConfig, map: &WeightMap, position: u32) -> u64 {
+pub(crate) fn touched_bytes(config: &ModelConfig, map: &WeightMap, position: u32) -> u64 {
     let head = map.head.as_ref().unwrap_or(&map.embedding);
     let layers: u64 = map.layers.iter().map(|l| l.ffn.extent().end() - l.q_proj.offset).sum();
     let kv = 4 * u64::from(config.kv_width()) * u64::from(config.layers) * u64::from(position);
@@ -54,7 +63,7 @@ pub fn touched_bytes(config: &ModelConfig, map: &WeightMap, position: u32) -> u6
 }
 
 /// Runs the command.
-pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut session = Session::open(&args.run)?;
     // Planned as `generate` would: with the tokenizer's load behind it.
     session.with_tokenizer(|_| Ok(()))?;

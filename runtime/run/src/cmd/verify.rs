@@ -7,7 +7,7 @@ use ls_bundle::Bundle;
 use std::time::Instant;
 
 /// Runs the command.
-pub fn run(args: &FileArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &FileArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let bundle = Bundle::open(&args.bundle)?;
     let mut progress = Progress::new("verifying", bundle.data_extent().len);
