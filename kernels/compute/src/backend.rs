@@ -139,7 +139,7 @@ pub trait ComputeBackend: Send {
     /// h = RMSNorm(x) with the layer's attention gain.
     fn attn_input(&mut self, layer: LayerId);
     /// Computes rows of q, k, v from h, or of o from the attention's result (added to the residual).
-    /// One call has either q, k, v parts or o parts.
+    /// One call has either q, k, v parts or o parts; those of one matrix ascend.
     fn project(&mut self, layer: LayerId, parts: &[ProjectionPart<'_>]);
     /// Rotates q and k, appends k and v to the cache, attends.
     fn attend(&mut self, layer: LayerId);

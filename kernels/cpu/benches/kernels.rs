@@ -63,6 +63,7 @@ impl Model {
         let head = 2 * config.vocab_size as usize * hidden;
         let len = usize::from(config.layers) * layer_bytes + head;
         let mut weights = Slot::allocate(len).expect("memory for the weights");
+        weights.prefer_large_pages();
         let mut rng = Rng(7);
         for weight in weights.bytes_mut().chunks_exact_mut(2) {
             weight.copy_from_slice(&half::f16::from_f32(0.07 * rng.unit()).to_le_bytes());

@@ -9,8 +9,8 @@ use crate::worker::Pool;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::{DType, ModelConfig, Vectors};
 use ls_compute::{
-    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart, rope_frequencies,
-    rope_turn,
+    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
+    rope_frequencies, rope_turn,
 };
 
 /// Tokens of an item of the regions that treat tokens by themselves: norms, rotation.
@@ -228,6 +228,7 @@ impl ComputeBackend for CpuBackend {
     }
 
     fn project(&mut self, _layer: LayerId, parts: &[ProjectionPart<'_>]) {
+        check_parts(parts);
         if self.pass.decode { self.project_one(parts) } else { self.project_many(parts) }
     }
 
@@ -285,6 +286,18 @@ impl ComputeBackend for CpuBackend {
             panic!("the pass asked for no scores");
         };
         &self.buffers.nll[..count]
+    }
+}
+
+/// Threads work on all parts of a call at the same time: none may write what another reads or writes.
+fn check_parts(parts: &[ProjectionPart<'_>]) {
+    let mut ends = [0; 4];
+    for part in parts {
+        let output = |part: &ProjectionPart<'_>| part.projection == Projection::Output;
+        assert_eq!(output(part), output(&parts[0]), "q, k, v and o parts do not mix");
+        let end = &mut ends[part.projection as usize];
+        assert!(part.rows.first_row >= *end, "parts of a matrix ascend");
+        *end = part.rows.first_row + part.rows.rows;
     }
 }
 

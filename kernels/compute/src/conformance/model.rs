@@ -136,11 +136,22 @@ pub fn models(dtype: DType, seed: u64) -> Vec<TinyModel> {
         sliding_window: Some(150),
         ..llama.clone()
     };
+    let wide = ModelConfig {
+        name: "llama, wider and longer than kernels' tiles".into(),
+        vocab_size: 2100,
+        hidden: 288,
+        ffn_hidden: 530,
+        layers: 1,
+        heads: 9,
+        kv_heads: 3,
+        ..llama.clone()
+    };
     vec![
         build(llama, dtype, 1, 47, seed),
         build(qwen2, dtype, 3, 41, seed),
         build(qwen3, dtype, 4, 43, seed),
-        build(mistral, dtype, 1, 301, seed),
+        build(mistral, dtype, 1, 530, seed),
+        build(wide, dtype, 2, 19, seed),
     ]
 }
 
