@@ -14,7 +14,7 @@
 //! **Canonical order.** Results do not depend on how weights are cut into parts nor on the number of threads: each
 //! output is accumulated in one fixed order. So a streamed run equals a resident one bit for bit.
 //!
-//! The plain f32 definition is [`reference`]; the suite is [`conformance`].
+//! The plain f32 definition is [`reference`](mod@reference); the suite is [`conformance`].
 
 mod backend;
 pub use backend::{

@@ -103,7 +103,7 @@ fn query_tile(shape: &Shape) -> usize {
     (ITEM_QUERIES / shape.group()).max(6) / 6 * 6
 }
 
-/// Floats of scratch that a prefill item needs; see [`Tiles`].
+/// Floats of scratch that a prefill item needs; see [`TileWork`].
 pub(crate) fn scratch(shape: &Shape) -> usize {
     let (tile, wide) = (query_tile(shape), shape.head_dim.next_multiple_of(PANEL));
     let queries = tile * shape.group();
