@@ -167,8 +167,10 @@ mod tests {
         row[0] = -8.0;
         row[16] = 3.0;
         row[15] = 7.0;
+        row[1] = 2.6;
+        row[17] = -2.6;
         let q4 = encoded(DType::Q4_0, &row);
-        assert_eq!((q4[0], q4[15]), (11 << 4, 15 | 8 << 4));
+        assert_eq!((q4[0], q4[1], q4[15]), (11 << 4, 11 | 5 << 4, 15 | 8 << 4));
         assert_eq!(q4[16..], [0x00, 0x3c]);
         // Codes follow the sign of the largest value: 8 is kept as code 0 with scale -1.
         assert_eq!(encoded(DType::Q4_0, &row.map(|x| -x))[16..], [0x00, 0xbc]);

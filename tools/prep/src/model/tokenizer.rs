@@ -19,7 +19,7 @@ use ls_bundle::model::SpecialTokens;
 use ls_bundle::vocabulary::Vocabulary;
 use pieces::PieceRule;
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use tokenizers::{PostProcessorWrapper, Tokenizer};
 
 /// Bytes of a chat template.
 pub const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
@@ -42,7 +42,7 @@ const END_OF_TURN: [&str; 2] = ["<|im_end|>", "<|eot_id|>"];
 /// Ends a document. Stops generation where a file names it as any kind of end or as padding.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A loaded tokenizer with everything removed that adds or cuts tokens.
+/// A tokenizer that loads and whose ids fit the model.
 struct Loaded {
     tokenizer: Tokenizer,
     rule: PieceRule,
@@ -51,34 +51,32 @@ struct Loaded {
 impl Loaded {
     /// Loads the `tokenizer.json` in `document`, which `place` names in messages. `vocab_size` is the number of rows
     /// of the embedding table.
-    fn new(document: &Value, vocab_size: u32, place: &str) -> Result<Loaded> {
-        refuse_foreign(document, place)?;
+    fn new(mut document: Value, vocab_size: u32, place: &str) -> Result<Loaded> {
+        refuse_foreign(&document, place)?;
         let rule = PieceRule::of_decoder(&document["decoder"])
             .ok_or_else(|| PrepError::unsupported(format!("tokenizer decoder ({place})")))?;
-        let mut bare = document.clone();
-        for part in ["post_processor", "truncation", "padding"] {
-            bare[part] = Value::Null;
+        for part in ["truncation", "padding"] {
+            document[part] = Value::Null;
         }
+        let added = document["added_tokens"].clone();
+        // By value: the document is larger than the tokenizer made of it.
         let tokenizer: Tokenizer =
-            serde_json::from_value(bare).map_err(|error| PrepError::corrupt(place, error))?;
-        for added in document["added_tokens"].as_array().into_iter().flatten() {
+            serde_json::from_value(document).map_err(|error| PrepError::corrupt(place, error))?;
+        for added in added.as_array().into_iter().flatten() {
             let content = added["content"].as_str().unwrap_or_default();
             let id = tokenizer.token_to_id(content);
             if id.map(u64::from) != added["id"].as_u64() {
-                let problem = format!(
-                    "added token {content:?} says id {}, the vocabulary {id:?}",
-                    added["id"]
-                );
+                let found = id.map_or("none".to_owned(), |id| id.to_string());
+                let problem =
+                    format!("added token {content:?} has id {found}, wants {}", added["id"]);
                 return Err(PrepError::corrupt(place, problem));
             }
         }
-        let highest = tokenizer.get_vocab(true).into_values().max();
-        if highest.is_none_or(|highest| highest >= vocab_size) {
-            let problem =
-                format!("token ids reach {highest:?}; the embedding has {vocab_size} rows");
-            return Err(PrepError::corrupt(place, problem));
+        match tokenizer.get_vocab(true).into_values().max() {
+            Some(highest) if highest < vocab_size => Ok(Loaded { tokenizer, rule }),
+            Some(highest) => Err(too_many_tokens(highest as usize + 1, vocab_size, place)),
+            None => Err(PrepError::corrupt(place, "the vocabulary is empty")),
         }
-        Ok(Loaded { tokenizer, rule })
     }
 
     /// The id of `token`, if it is a control token.
@@ -99,7 +97,7 @@ impl Loaded {
 
     /// The result. Special ids are checked against the vocabulary.
     fn finish(
-        self,
+        mut self,
         special: SpecialTokens,
         chat_template: Option<String>,
         place: &str,
@@ -118,11 +116,16 @@ impl Loaded {
                 "prompts start with BOS, but no token is named as BOS",
             ));
         }
+        self.tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         let json =
             self.tokenizer.to_string(false).map_err(|error| PrepError::corrupt(place, error))?;
         let vocabulary = pieces::vocabulary(&self.tokenizer, self.rule)?;
         Ok(CanonicalTokenizer { json, vocabulary, special, chat_template })
     }
+}
+
+fn too_many_tokens(tokens: usize, vocab_size: u32, place: &str) -> PrepError {
+    PrepError::corrupt(place, format!("{tokens} tokens; the embedding has {vocab_size} rows"))
 }
 
 /// Lets through only components whose behaviour on any text is known to round-trip or to be the model's own.

@@ -183,6 +183,7 @@ pub struct Weights {
     naming: Naming,
     /// Width of a head, if the rows of q and k are stored in interleaved rotary order: 2i turns with 2i + 1.
     interleaved_head: Option<u32>,
+    strip_values: u32,
 }
 
 impl Weights {
@@ -194,7 +195,7 @@ impl Weights {
         naming: Naming,
         interleaved_head: Option<u32>,
     ) -> Self {
-        Weights { files, tensors, naming, interleaved_head }
+        Weights { files, tensors, naming, interleaved_head, strip_values: STRIP_VALUES }
     }
 
     /// Who named the tensors.
@@ -301,7 +302,9 @@ impl Weights {
             Role::Layer(_, Part::Query | Part::Key) => self.interleaved_head,
             _ => None,
         };
-        Tensor { name, stored, file: &self.files[stored.file], rows: dim(0), cols: dim(1), head }
+        let file = &self.files[stored.file];
+        let (rows, cols, strip_values) = (dim(0), dim(1), self.strip_values);
+        Tensor { name, stored, file, rows, cols, head, strip_values }
     }
 
     fn place(&self) -> String {
@@ -320,6 +323,7 @@ struct Tensor<'a> {
     cols: u32,
     /// Rows of a head in interleaved rotary order.
     head: Option<u32>,
+    strip_values: u32,
 }
 
 impl Tensor<'_> {
@@ -366,10 +370,10 @@ impl Rows<'_> {
 
     /// Loads the strip that starts with row `index`, or with its head where heads are reordered.
     fn load(&mut self, index: u32) -> Result<()> {
-        let Tensor { rows, cols, head, stored, file, .. } = self.tensor;
+        let Tensor { rows, cols, head, stored, file, strip_values, .. } = self.tensor;
         let unit = head.unwrap_or(1);
         self.first = index / unit * unit;
-        self.count = ((STRIP_VALUES / cols / unit).max(1) * unit).min(rows - self.first);
+        self.count = ((strip_values / cols / unit).max(1) * unit).min(rows - self.first);
         let row_bytes = stored.encoding.bytes(u64::from(cols));
         self.raw = even_bytes(row_bytes * u64::from(self.count));
         let raw = bytemuck::cast_slice_mut(&mut self.raw);
@@ -420,9 +424,9 @@ impl Columns<'_> {
     fn load(&mut self, index: u32) -> Result<()> {
         // Every encoding's block divides this.
         const UNIT: u32 = 256;
-        let Tensor { rows, cols, stored, .. } = self.tensor;
+        let Tensor { rows, cols, stored, strip_values, .. } = self.tensor;
         self.first = index / UNIT * UNIT;
-        self.count = ((STRIP_VALUES / rows / UNIT).max(1) * UNIT).min(cols - self.first);
+        self.count = ((strip_values / rows / UNIT).max(1) * UNIT).min(cols - self.first);
         let row_bytes = stored.encoding.bytes(u64::from(cols)) as usize;
         let start = stored.encoding.bytes(u64::from(self.first)) as usize;
         let part = stored.encoding.bytes(u64::from(self.count)) as usize;
@@ -454,6 +458,52 @@ mod tests {
         let mut rows = [0., 0., 1., 1., 2., 2., 3., 3., 4., 4., 5., 5.];
         split_halves(&mut rows, 2);
         assert_eq!(rows, [0., 0., 2., 2., 4., 4., 1., 1., 3., 3., 5., 5.]);
+    }
+
+    /// A matrix of 12 x 576 whose value at (r, c) is r + c / 1024, as f32 or as Q8_0 with one scale for all.
+    fn matrix(encoding: Encoding) -> Vec<u8> {
+        let value = |i: u32| (i / 576) as f32 + (i % 576) as f32 / 1024.0;
+        match encoding {
+            Encoding::F32 => (0..12 * 576).flat_map(|i| value(i).to_le_bytes()).collect(),
+            _ => {
+                let tensor = candle_core::Tensor::from_iter((0..12 * 576).map(value), &Device::Cpu);
+                let tensor = QTensor::quantize(&tensor.unwrap(), GgmlDType::Q8_0).unwrap();
+                tensor.data().unwrap().into_owned()
+            }
+        }
+    }
+
+    #[test]
+    fn strips_of_any_length_give_the_same_rows_and_columns() {
+        for encoding in [Encoding::F32, Encoding::Quantised(GgmlDType::Q8_0)] {
+            let bytes = matrix(encoding);
+            let mut whole = vec![0.0; 12 * 576];
+            let mut even = even_bytes(bytes.len() as u64);
+            let raw: &mut [u8] = bytemuck::cast_slice_mut(&mut even);
+            raw.copy_from_slice(&bytes);
+            encoding.decode(raw, &mut whole).unwrap();
+            let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+            std::fs::write(&path, &bytes).unwrap();
+            let role = Role::Layer(0, Part::Query);
+            let stored = StoredTensor { file: 0, offset: 0, encoding, shape: vec![12, 576] };
+            let tensors = BTreeMap::from([(role.name(Naming::Gguf), stored)]);
+            let file = SourceFile::open(&path).unwrap();
+            let mut weights = Weights::new(vec![file], tensors, Naming::Gguf, Some(4));
+            for strip_values in [1, 576 * 5, 576 * 8, 256 * 12, 1 << 20] {
+                weights.strip_values = strip_values;
+                let (mut rows, mut columns) = (weights.rows(role), weights.columns(role).unwrap());
+                for row in 0..12 {
+                    let stored = row / 4 * 4 + [0, 2, 1, 3][row % 4];
+                    let wanted = &whole[stored * 576..][..576];
+                    assert_eq!(rows.row(row as u32).unwrap(), wanted, "{strip_values}: row {row}");
+                }
+                for column in 0..576 {
+                    let wanted: Vec<f32> = (0..12).map(|row| whole[row * 576 + column]).collect();
+                    let found = columns.column(column as u32).unwrap();
+                    assert_eq!(found, wanted, "{strip_values}: column {column}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -105,7 +105,7 @@ fn blocks_hold_gate_row_up_row_and_down_column() {
 }
 
 #[test]
-fn every_quantised_type_decodes_in_strips_as_it_does_whole() {
+fn every_quantised_type_decodes_as_candle_does() {
     let dir = TempDir::new().unwrap();
     // Rows must be a whole number of 256-value blocks for the K types; queries are 4 x 64 wide.
     let mut model = TinyModel::new(Architecture::Llama, true);

@@ -201,6 +201,7 @@ fn tokenizers_that_are_unknown_or_broken_are_named() {
         ("merges", Some(Meta::Texts(vec!["q zz".into()])), CORRUPT, "zz"),
         ("token_type", Some(Meta::I32s(vec![1; 5])), CORRUPT, "token_type"),
         ("eos_token_id", Some(Meta::U32(50_000)), CORRUPT, "special token 50000"),
+        ("bos_token_id", text("one"), CORRUPT, "bos_token_id"),
         ("add_eos_token", Some(Meta::Bool(true)), UNSUPPORTED, "EOS"),
     ];
     for (name, value, exit, word) in cases {
@@ -217,6 +218,11 @@ fn tokenizers_that_are_unknown_or_broken_are_named() {
     let mut nan = sentencepiece();
     nan.scores[270] = f32::NAN;
     refused(&save(&dir, &file_with(&nan).write().bytes), CORRUPT, &["not finite"]);
+    let mut long = sentencepiece();
+    long.tokens.push("a".repeat(257));
+    long.kinds.push(1);
+    long.scores.push(-1000.0);
+    refused(&save(&dir, &file_with(&long).write().bytes), UNSUPPORTED, &["a piece of 257 bytes"]);
     let mut few = sentencepiece();
     few.kinds[100] = 1;
     refused(&save(&dir, &file_with(&few).write().bytes), UNSUPPORTED, &["every byte"]);

@@ -2,11 +2,16 @@
 
 use super::pieces::{SPACE_MARK, fallback_byte};
 use super::pre_tokenizer::family;
-use super::{CanonicalTokenizer, Loaded, sentencepiece};
+use super::{CanonicalTokenizer, Loaded, sentencepiece, too_many_tokens};
 use crate::error::{PrepError, Result};
 use crate::model::gguf::{Gguf, Strings, Value as Meta};
 use ls_bundle::model::SpecialTokens;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+
+/// Bytes of a SentencePiece piece: trying all ways to cut one takes time by the square of its length. Real ones have
+/// at most 16 characters, or 31 spaces.
+const MAX_PIECE_BYTES: usize = 256;
 
 /// Kinds of tokens, as numbered in `tokenizer.ggml.token_type`.
 mod token_type {
@@ -24,23 +29,29 @@ pub fn from_gguf(gguf: &Gguf, vocab_size: u32) -> Result<CanonicalTokenizer> {
         Some(Meta::Strings(tokens)) => tokens,
         _ => return Err(keys.corrupt("no `tokenizer.ggml.tokens`")),
     };
+    // Before anything is built of them: their number is bounded by rows that are really in the file.
+    if tokens.len() > vocab_size as usize {
+        return Err(too_many_tokens(tokens.len(), vocab_size, &keys.place));
+    }
     let kinds = keys.token_types(tokens.len())?;
     if keys.bool("add_eos_token")? == Some(true) {
         return Err(keys.unsupported("prompts that end with EOS"));
     }
+    let ids = ids(&keys, tokens)?;
+    let special = Special::read(&keys, tokens.len())?;
     let model = keys.string("model")?.ok_or_else(|| keys.corrupt("no `tokenizer.ggml.model`"))?;
+    // Everything is checked before the first part is built: a broken file costs no more than its metadata.
     let (document, add_bos) = match model {
-        "gpt2" => byte_level(&keys, tokens, &kinds)?,
+        "gpt2" => byte_level(&keys, tokens, &kinds, &ids)?,
         "llama" => metaspace(&keys, tokens, &kinds)?,
         other => return Err(keys.unsupported(format!("tokenizer model `{other}`"))),
     };
-    let loaded = Loaded::new(&document, vocab_size, &keys.place)?;
-    let ends = [keys.id("eos_token_id")?, keys.id("eot_token_id")?, keys.id("eom_token_id")?];
-    let declared: Vec<u32> = ends.into_iter().flatten().collect();
+    drop(ids);
+    let loaded = Loaded::new(document, vocab_size, &keys.place)?;
     let special = SpecialTokens {
-        bos: keys.id("bos_token_id")?,
+        bos: special.bos,
         add_bos: keys.bool("add_bos_token")?.unwrap_or(add_bos),
-        stop: loaded.stop(&declared, keys.id("padding_token_id")?),
+        stop: loaded.stop(&special.ends, special.padding),
     };
     let template = match gguf.metadata.get("tokenizer.chat_template") {
         Some(Meta::String(template)) => Some(template.clone()),
@@ -50,7 +61,12 @@ pub fn from_gguf(gguf: &Gguf, vocab_size: u32) -> Result<CanonicalTokenizer> {
 }
 
 /// A `tokenizer.json` of the byte-level families, and whether it adds BOS by default.
-fn byte_level(keys: &Keys<'_>, tokens: &Strings, kinds: &[i64]) -> Result<(Value, bool)> {
+fn byte_level(
+    keys: &Keys<'_>,
+    tokens: &Strings,
+    kinds: &[i64],
+    ids: &HashMap<&str, usize>,
+) -> Result<(Value, bool)> {
     let pre = keys
         .string("pre")?
         .ok_or_else(|| keys.unsupported("a BPE tokenizer that names no pre-tokenizer"))?;
@@ -61,15 +77,21 @@ fn byte_level(keys: &Keys<'_>, tokens: &Strings, kinds: &[i64]) -> Result<(Value
     let Some(Meta::Strings(pairs)) = keys.get("merges") else {
         return Err(keys.corrupt("no `tokenizer.ggml.merges`"));
     };
-    let mut merges = Vec::with_capacity(pairs.len());
     for (index, pair) in pairs.iter().enumerate() {
-        let parts = pair
-            .split_once(' ')
-            .filter(|(left, right)| !left.is_empty() && !right.is_empty() && !right.contains(' '));
-        let parts = parts
+        let parts =
+            pair.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty());
+        let (left, right) = parts
             .ok_or_else(|| keys.corrupt(format!("merge {index} is {pair:?}; wanted two parts")))?;
-        merges.push(json!([parts.0, parts.1]));
+        let joint = [left, right].concat();
+        if let Some(part) = [left, right, &joint].into_iter().find(|part| !ids.contains_key(part)) {
+            return Err(keys.corrupt(format!("merge {index}, {pair:?}: {part:?} is no token")));
+        }
     }
+    let merges: Vec<Value> = pairs
+        .iter()
+        .filter_map(|pair| pair.split_once(' '))
+        .map(|pair| json!([pair.0, pair.1]))
+        .collect();
     let document = json!({
         "version": "1.0",
         "added_tokens": added_tokens(tokens, kinds),
@@ -79,7 +101,7 @@ fn byte_level(keys: &Keys<'_>, tokens: &Strings, kinds: &[i64]) -> Result<(Value
         "model": {
             "type": "BPE",
             "ignore_merges": family.ignore_merges,
-            "vocab": vocab(keys, tokens)?,
+            "vocab": vocab(tokens),
             "merges": merges,
         },
     });
@@ -97,6 +119,10 @@ fn metaspace(keys: &Keys<'_>, tokens: &Strings, kinds: &[i64]) -> Result<(Value,
     }
     if keys.bool("remove_extra_whitespaces")? == Some(true) {
         return Err(keys.unsupported("a tokenizer that removes spaces"));
+    }
+    if let Some(token) = tokens.iter().find(|token| token.len() > MAX_PIECE_BYTES) {
+        let len = token.len();
+        return Err(keys.unsupported(format!("a piece of {len} bytes (limit {MAX_PIECE_BYTES})")));
     }
     let bytes = tokens
         .iter()
@@ -130,21 +156,50 @@ fn metaspace(keys: &Keys<'_>, tokens: &Strings, kinds: &[i64]) -> Result<(Value,
             "unk_token": unknown.map(|id| tokens.get(id)),
             "fuse_unk": true,
             "byte_fallback": true,
-            "vocab": vocab(keys, tokens)?,
+            "vocab": vocab(tokens),
             "merges": merges,
         },
     });
     Ok((document, true))
 }
 
-fn vocab(keys: &Keys<'_>, tokens: &Strings) -> Result<Map<String, Value>> {
-    let mut vocab = Map::new();
+fn vocab(tokens: &Strings) -> Map<String, Value> {
+    tokens.iter().enumerate().map(|(id, token)| (token.to_owned(), json!(id))).collect()
+}
+
+/// The ids of the tokens, each of which stands once.
+fn ids<'a>(keys: &Keys<'_>, tokens: &'a Strings) -> Result<HashMap<&'a str, usize>> {
+    let mut ids = HashMap::with_capacity(tokens.len());
     for (id, token) in tokens.iter().enumerate() {
-        if let Some(earlier) = vocab.insert(token.to_owned(), json!(id)) {
+        if let Some(earlier) = ids.insert(token, id) {
             return Err(keys.corrupt(format!("token {id}, {token:?}, stands twice: see {earlier}")));
         }
     }
-    Ok(vocab)
+    Ok(ids)
+}
+
+/// The special tokens that the metadata names.
+struct Special {
+    bos: Option<u32>,
+    ends: Vec<u32>,
+    padding: Option<u32>,
+}
+
+impl Special {
+    fn read(keys: &Keys<'_>, tokens: usize) -> Result<Special> {
+        let id =
+            |key: &str| match keys.id(key)? {
+                Some(id) if id as usize >= tokens => Err(keys
+                    .corrupt(format!("special token {id} (`{key}`) is not among {tokens} tokens"))),
+                id => Ok(id),
+            };
+        let ends = [id("eos_token_id")?, id("eot_token_id")?, id("eom_token_id")?];
+        Ok(Special {
+            bos: id("bos_token_id")?,
+            ends: ends.into_iter().flatten().collect(),
+            padding: id("padding_token_id")?,
+        })
+    }
 }
 
 /// The tokens that are found in a text as they are, before anything else.

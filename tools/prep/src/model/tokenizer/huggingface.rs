@@ -22,7 +22,7 @@ pub fn from_folder(
     let document: Value =
         serde_json::from_slice(&text).map_err(|error| PrepError::corrupt(&place, error))?;
     drop(text);
-    let loaded = Loaded::new(&document, vocab_size, &place)?;
+    let loaded = Loaded::new(document, vocab_size, &place)?;
     let settings = object(folder, "tokenizer_config.json")?;
     let generation = object(folder, "generation_config.json")?;
     let token = |key: &str| {
@@ -34,7 +34,7 @@ pub fn from_folder(
     };
     let (adds_first, bos) = match settings["add_bos_token"].as_bool() {
         Some(adds) => (adds, bos),
-        None => added_at_front(&document, bos, &place)?,
+        None => added_at_front(&loaded.tokenizer, bos, &place)?,
     };
     let mut declared = ids(&generation, "eos_token_id", "generation_config.json")?;
     declared.extend(ids(config, "eos_token_id", "config.json")?);
@@ -78,12 +78,11 @@ fn ids(value: &Value, key: &str, place: &str) -> Result<Vec<u32>> {
 
 /// Whether the post-processor puts BOS before a text, and which token that is: seen by trying. Where a file does not
 /// say what is added, what its post-processor does is the rule.
-fn added_at_front(document: &Value, bos: Option<u32>, place: &str) -> Result<(bool, Option<u32>)> {
-    if document["post_processor"].is_null() {
-        return Ok((false, bos));
-    }
-    let tokenizer: Tokenizer = serde_json::from_value(document.clone())
-        .map_err(|error| PrepError::corrupt(place, error))?;
+fn added_at_front(
+    tokenizer: &Tokenizer,
+    bos: Option<u32>,
+    place: &str,
+) -> Result<(bool, Option<u32>)> {
     let encode = |special| {
         let encoding = tokenizer.encode_fast("a", special);
         encoding.map(|e| e.get_ids().to_vec()).map_err(|error| PrepError::corrupt(place, error))
