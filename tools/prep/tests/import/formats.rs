@@ -187,6 +187,31 @@ fn same_inputs_and_seed_give_the_same_bytes_and_another_seed_does_not() {
 }
 
 #[test]
+fn a_folders_hash_covers_the_bytes_of_every_file() {
+    let dir = TempDir::new().unwrap();
+    let path = folder_path(&dir, &TinyModel::new(Architecture::Llama, true), 2);
+    let hash = || import_f16(&path).unwrap().identity().source_hash.clone();
+    let mut hashes = vec![hash()];
+    assert_eq!(hashes[0], hash());
+    for name in ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"]
+    {
+        // A space more changes nothing but the bytes.
+        let mut text = std::fs::read(path.join(name)).unwrap();
+        text.push(b' ');
+        std::fs::write(path.join(name), text).unwrap();
+        hashes.push(hash());
+    }
+    let shard = path.join("model-00002-of-00002.safetensors");
+    let mut weights = std::fs::read(&shard).unwrap();
+    *weights.last_mut().unwrap() ^= 1;
+    std::fs::write(&shard, weights).unwrap();
+    hashes.push(hash());
+    hashes.sort();
+    hashes.dedup();
+    assert_eq!(hashes.len(), 6);
+}
+
+#[test]
 fn special_tokens_follow_the_metadata() {
     let dir = TempDir::new().unwrap();
     let model = TinyModel::new(Architecture::Llama, true);
