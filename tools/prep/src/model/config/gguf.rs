@@ -218,6 +218,7 @@ mod tests {
         let found = recognise_llama3(&factors, 500_000.0, 64).expect("the same rule");
         assert_eq!(found.factor, 32.0);
         assert!(recognise_llama3(&factors, 10_000.0, 64).is_none());
+        assert!(recognise_llama3(&factors[..31], 500_000.0, 64).is_none());
         factors[15] *= 1.01;
         assert!(recognise_llama3(&factors, 500_000.0, 64).is_none());
     }
