@@ -9,8 +9,9 @@ PROMPT := Once upon a time, in a small village by the sea, there lived
 demo: $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of its size.
 	$(TARGET)/release/ls-run generate $(BUNDLE) --memory 96MiB --context 512 --echo -n 100 --prompt "$(PROMPT)"
 
-test: setup $(MODEL)   ## All tests, those on the real model too.
-	LS_TEST_MODEL=$(abspath $(MODEL)) cargo test --workspace --locked
+test: $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
+	cargo test --workspace --locked
+	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
 
 check: setup   ## Formatting, lints, tidiness.
 	cargo fmt --all -- --check

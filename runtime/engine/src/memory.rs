@@ -94,19 +94,25 @@ pub struct MemoryPlan {
 
 /// The budget is below what any plan needs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "a budget of {budget} is too small: this model with a context of {context} tokens needs at least {minimum} \
-     ({minimum_bytes} bytes) here{hint}",
-    minimum_bytes = minimum.0,
-    hint = if *context > MIN_CONTEXT { "; a shorter --context needs less" } else { "" }
-)]
+#[error("a budget of {budget} is too small: {need} needs at least {minimum} ({} bytes) here", minimum.0)]
 pub struct BudgetTooSmall {
     /// What was allowed.
     pub budget: ByteCount,
-    /// The smallest budget that works with this context.
+    /// The smallest budget that works.
     pub minimum: ByteCount,
-    /// The context it was computed for.
-    pub context: u32,
+    /// For what.
+    pub need: Need,
+}
+
+/// What needs more memory than the budget has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Need {
+    /// Running the model, everything streamed.
+    #[error("this model with a context of {0} tokens")]
+    Context(u32),
+    /// The prompt's way to token ids.
+    #[error("loading this model's tokenizer")]
+    Tokenizer,
 }
 
 /// Weights by what they are, in bytes.
@@ -217,7 +223,7 @@ impl Planner<'_> {
         while self.minimum(context) > budget {
             if context <= floor {
                 let minimum = self.minimum(floor);
-                return Err(BudgetTooSmall { budget, minimum, context: floor });
+                return Err(BudgetTooSmall { budget, minimum, need: Need::Context(floor) });
             }
             context = (context - context / 8).max(floor);
         }

@@ -12,6 +12,8 @@ use ls_io::{Alignment, BlockRead, BlockStore, Completion, Wait};
 use ls_sync::Slot;
 use std::time::Instant;
 
+/// Buffers start and end on pages.
+const PAGE: usize = 4096;
 /// Tags of row reads have this bit; the others are places in the ring.
 const ROW: u32 = 1 << 31;
 
@@ -48,6 +50,13 @@ impl WindowedRead {
         let (offset, len) = ls_io::window(extent.offset, extent.len, alignment);
         WindowedRead { offset, len, skip: (extent.offset - offset) as usize }
     }
+}
+
+/// Memory for weights: walked from end to end, so large pages save the processor from looking up small ones.
+fn allocate(len: usize) -> Result<Slot, EngineError> {
+    let slot = Slot::allocate(len).map_err(EngineError::memory)?;
+    slot.prefer_huge_pages();
+    Ok(slot)
 }
 
 /// See the module's documentation.
@@ -87,11 +96,15 @@ impl Stream {
     ) -> Result<Stream, EngineError> {
         let alignment = store.alignment();
         let pieces: Vec<_> = pieces.iter().map(|&p| WindowedRead::around(p, alignment)).collect();
-        let longest = pieces.iter().map(|p| p.len).max().unwrap_or(0);
-        let row_len = (row_bytes as usize + 2 * alignment.offset as usize).next_multiple_of(4096);
+        let longest = pieces.iter().map(|p| p.len.next_multiple_of(PAGE)).max().unwrap_or(0);
+        let row_len = (row_bytes as usize + 2 * alignment.offset as usize).next_multiple_of(PAGE);
         let places = |count: u32, len: usize| -> Result<Vec<Place>, EngineError> {
-            let slots = (0..count).map(|_| Ok(Place::Free(Slot::allocate(len)?)));
-            slots.collect::<Result<_, ls_sync::AllocateError>>().map_err(EngineError::memory)
+            let mut room = allocate(count as usize * len)?;
+            let mut place = || {
+                let rest = room.split_off(len);
+                Place::Free(std::mem::replace(&mut room, rest))
+            };
+            Ok((0..count).map(|_| place()).collect())
         };
         let depth = if pieces.is_empty() { 0 } else { depth };
         Ok(Stream {
@@ -107,21 +120,26 @@ impl Stream {
         })
     }
 
-    /// Reads `extent` into memory of its own; for what stays resident. Returns the buffer and where the extent starts.
+    /// Reads extents that stay resident, into one mapping. Returns, for each, its buffer and where the extent starts in
+    /// it; `progress` hears of bytes as they arrive.
     pub fn load(
         &mut self,
         extents: &[Extent],
         progress: &mut dyn FnMut(u64),
     ) -> Result<Vec<(Slot, usize)>, EngineError> {
         let alignment = self.store.alignment();
-        let mut loaded: Vec<Option<(Slot, usize)>> = extents.iter().map(|_| None).collect();
+        let reads: Vec<_> = extents.iter().map(|&e| WindowedRead::around(e, alignment)).collect();
+        let len = reads.iter().map(|read| read.len.next_multiple_of(PAGE)).sum();
+        let mut room = allocate(len)?;
+        let mut loaded: Vec<Option<(Slot, usize)>> = reads.iter().map(|_| None).collect();
         let (mut next, mut arrived) = (0, 0);
         let mut failure = None;
-        while arrived < extents.len() {
-            while next < extents.len() && self.store.in_flight() < self.store.depth() {
-                let read = WindowedRead::around(extents[next], alignment);
-                let into = Slot::allocate(read.len).map_err(EngineError::memory)?;
-                let read = BlockRead { offset: read.offset, len: read.len, into, tag: next as u32 };
+        while arrived < reads.len() {
+            while next < reads.len() && self.store.in_flight() < self.store.depth() {
+                let WindowedRead { offset, len, .. } = reads[next];
+                let rest = room.split_off(len.next_multiple_of(PAGE));
+                let into = std::mem::replace(&mut room, rest);
+                let read = BlockRead { offset, len, into, tag: next as u32 };
                 self.store.submit(read).expect("a store below its depth takes a read");
                 next += 1;
             }
@@ -131,8 +149,7 @@ impl Stream {
                 match done.result {
                     Ok(()) => {
                         progress(extents[index].len);
-                        let skip = (extents[index].offset - done.read.offset) as usize;
-                        loaded[index] = Some((done.read.into, skip));
+                        loaded[index] = Some((done.read.into, reads[index].skip));
                     }
                     Err(error) => failure = failure.take().or(Some(error)),
                 }

@@ -175,7 +175,7 @@ fn check(map: &WeightMap, shares: &[f64], request_bytes: u64) {
     let walked = if map.head.is_some() { sections.len() - 1 } else { sections.len() };
     let streamed: u64 = sections[..walked].iter().map(|s| s.streamed_bytes()).sum();
     assert_eq!(program.streamed_bytes(), streamed);
-    let unit = 64 * 96 * 2;
+    let unit = map.blocks().map(|block| block.extent.len).max().unwrap();
     assert!(
         program.pieces.iter().all(|p| p.len <= request_bytes + unit),
         "pieces are about a request"

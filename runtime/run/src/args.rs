@@ -226,6 +226,9 @@ pub(crate) struct BenchArgs {
 
 /// A command on a file.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  ls-run inspect model.lsb\n  ls-run verify model.lsb --json | jq .ok"
+)]
 pub(crate) struct FileArgs {
     /// The bundle.
     pub(crate) bundle: PathBuf,

@@ -5,7 +5,7 @@ use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
 use ls_cpu::{CpuBackend, Kernels};
-use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, PlanRequest};
+use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
 use ls_engine::tokenizer::{LOAD_PEAK_FACTOR, Tokenizer};
 use ls_engine::{Engine, EngineError};
 use ls_io::{BlockStore, Prefer, StoreOptions};
@@ -76,8 +76,8 @@ impl Session {
             let load = LOAD_PEAK_FACTOR * self.bundle.tokenizer().len() as u64;
             let minimum = ByteCount(resident()?) + ByteCount(load + CODE_ALLOWANCE);
             if minimum > budget {
-                let context = self.args.context.unwrap_or(0);
-                return Err(EngineError::from(BudgetTooSmall { budget, minimum, context }).into());
+                let too_small = BudgetTooSmall { budget, minimum, need: Need::Tokenizer };
+                return Err(EngineError::from(too_small).into());
             }
         }
         let tokenizer = Tokenizer::load(&mut self.bundle)?;
@@ -96,8 +96,8 @@ impl Session {
         // The plan holds from here on; what was resident before (the tokenizer's load) must have fitted as well.
         let peak = ByteCount(peak_resident()?);
         if peak > plan.budget && matches!(request.budget, Budget::Total(_)) {
-            let (budget, context) = (plan.budget, plan.context);
-            let too_small = BudgetTooSmall { budget, minimum: peak, context };
+            let too_small =
+                BudgetTooSmall { budget: plan.budget, minimum: peak, need: Need::Tokenizer };
             return Err(EngineError::from(too_small).into());
         }
         if let Some(wanted) = plan.context_lowered_from {

@@ -69,6 +69,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     session.with_tokenizer(|_| Ok(()))?;
     let workload = Workload { prompt_tokens: args.prompt_tokens, scored_tokens: 0 };
     let plan = session.plan(workload)?;
+    let minimum = session.minimum(workload)?;
     let (config, map) = (session.bundle.model(), session.bundle.weights());
     let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
     let streamed = plan.streamed(map);
@@ -77,7 +78,6 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let load_s = plan.resident().0 as f64 / machine.disk_bytes_s;
     let first_s = load_s + f64::from(passes) * streamed.0 as f64 / machine.disk_bytes_s;
     let weight_cache = plan.resident().0 as f64 / plan.weights.0 as f64;
-    let minimum = session.minimum(workload)?;
     if args.json {
         let mut object = serde_json::json!({
             "streamed_bytes_per_token": streamed.0,

@@ -1,0 +1,93 @@
+//! The program as a user meets it: exit codes, messages, streams.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ls-run")).args(args).output().expect("the program starts")
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../artifacts/golden/tiny-v1.lsb")
+}
+
+/// Checks the exit code and that stderr names what is wanted; nothing may be on stdout.
+fn refused(args: &[&str], code: i32, words: &[&str]) {
+    let out = run(args);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
+    assert!(out.stdout.is_empty(), "{args:?} prints {:?}", String::from_utf8_lossy(&out.stdout));
+    for word in words {
+        assert!(said.contains(word), "{args:?} should say {word:?}: {said}");
+    }
+}
+
+/// A damaged copy of the golden bundle.
+fn damaged(folder: &Path, name: &str, damage: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut bytes = std::fs::read(golden()).unwrap();
+    damage(&mut bytes);
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn each_kind_of_failure_has_its_own_exit_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    refused(&["no-such-command"], 2, &["no-such-command"]);
+    refused(&["generate", "x.lsb", "-p", "hi", "--memory", "12 parsecs"], 2, &["parsecs"]);
+    refused(&["inspect", "/nonexistent/x.lsb"], 7, &["/nonexistent/x.lsb"]);
+    let flipped = damaged(folder, "flipped.lsb", |bytes| bytes[700] ^= 4);
+    refused(&["inspect", &flipped], 3, &["flipped.lsb", "corrupt"]);
+    let short = damaged(folder, "short.lsb", |bytes| bytes.truncate(bytes.len() / 2));
+    refused(&["inspect", &short], 4, &["short.lsb"]);
+    let foreign = damaged(folder, "foreign.lsb", |bytes| bytes[..4].copy_from_slice(b"GGUF"));
+    refused(&["inspect", &foreign], 5, &["foreign.lsb"]);
+    let newer = damaged(folder, "block.lsb", |bytes| {
+        let last = bytes.iter().rposition(|&b| b != 0).expect("a bundle has weights");
+        bytes[last] ^= 1;
+    });
+    refused(&["verify", &newer], 3, &["block.lsb", "embedding tile"]);
+    assert!(run(&["inspect", &newer]).status.success(), "inspect reads no weights");
+}
+
+#[test]
+fn inspect_and_verify_speak_to_people_and_to_machines() {
+    let path = golden();
+    let path = path.to_str().unwrap();
+    let text = String::from_utf8(run(&["inspect", path]).stdout).unwrap();
+    assert!(text.contains("padding") && text.contains("block checksums"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_slice(&run(&["inspect", path, "--json"]).stdout).unwrap();
+    assert_eq!(json["bytes"], std::fs::metadata(path).unwrap().len());
+    let json: serde_json::Value =
+        serde_json::from_slice(&run(&["verify", path, "--json"]).stdout).unwrap();
+    assert_eq!(json["ok"], true);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    use std::process::Stdio;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ls-run"))
+        .args(["inspect", golden().to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn every_command_explains_itself() {
+    for command in ["generate", "plan", "bench", "inspect", "verify"] {
+        let out = run(&[command, "--help"]);
+        assert!(out.status.success());
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(text.contains("Example") && text.contains("ls-run "), "{command} --help: {text}");
+    }
+    assert!(run(&["eval", "perplexity", "--help"]).status.success());
+}
