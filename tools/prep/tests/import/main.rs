@@ -10,3 +10,4 @@ mod formats;
 mod hostile;
 mod hostile_folder;
 mod tokenizers;
+mod two_forms;

@@ -55,7 +55,7 @@ impl Made {
 }
 
 /// A random string: letters, digits, spaces, line ends, anything of Unicode, and tokens' own texts.
-fn random_text(state: &mut u64) -> String {
+pub(crate) fn random_text(state: &mut u64) -> String {
     const OFTEN: [&str; 14] = [
         "hello", " world", "12345", "  ", "\n\n", "'ll", "é", "☃", "<tool>", "the", " a", "\r\n",
         "e\u{301}", "🤖",
