@@ -3,6 +3,7 @@
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
+VOCABS := artifacts/vocabs/ggml-vocab-qwen2.gguf
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROMPT := Once upon a time, in a small village by the sea, there lived
 
@@ -11,6 +12,7 @@ demo: $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of
 
 test: $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
 	cargo test --workspace --locked
+	cargo test --locked -p ls-prep --test vocabs -- --ignored
 	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
 
 check: setup   ## Formatting, lints, tidiness.
@@ -33,6 +35,9 @@ setup:
 
 $(MODEL): | setup
 	python3 tools/fetch-smollm2.py $(dir $(MODEL))
+
+$(VOCABS): | setup
+	python3 tools/fetch-vocabs.py $(dir $(VOCABS))
 
 $(BUNDLE): $(MODEL) | setup
 	cargo build --release --locked -p ls-run -p ls-prep
