@@ -13,7 +13,7 @@ use ls_bundle::model::{MatrixExtent, WeightMap};
 use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart};
 use ls_io::BlockStore;
 use ls_sync::Slot;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The resident prefix of a section.
 #[derive(Debug)]
@@ -174,6 +174,27 @@ impl Engine {
         self.pass(&window[..window.len() - 1], outputs, false)?;
         self.stats.prefill_tokens += window.len() as u64;
         Ok(self.backend.nll())
+    }
+
+    /// Streams one pass without computing, and returns the time it took: the least that any pass can take here.
+    pub fn read_pass(&mut self) -> Result<Duration, EngineError> {
+        let started = Instant::now();
+        self.stream.expect_passes(1);
+        let mut ignored = Stats::default();
+        for piece in 0..self.program.pieces.len() as u32 {
+            self.stream.pump()?;
+            self.stream.wait(piece, &mut ignored)?;
+            self.stream.release(piece);
+        }
+        Ok(started.elapsed())
+    }
+
+    /// Bytes a second at which `threads` threads read what is resident; None if nothing is.
+    #[must_use]
+    pub fn memory_bandwidth(&self, threads: usize, budget_ms: u64) -> Option<f64> {
+        let parts: Vec<&[u8]> =
+            self.resident.iter().flatten().map(|r| &r.bytes()[..r.len as usize]).collect();
+        (!parts.is_empty()).then(|| ls_io::memory::read_bandwidth(&parts, threads, budget_ms))
     }
 
     fn check_room(&self, tokens: usize) -> Result<(), EngineError> {

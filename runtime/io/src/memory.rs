@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ls_sync::Slot;
@@ -98,6 +99,31 @@ pub fn memory_bandwidth(
         walks.into_iter().map(|walk| walk.join().expect("summing does not panic")).sum()
     });
     Ok(rate)
+}
+
+/// Bytes a second that `threads` threads read together from `parts`, which hold real data; at least one walk over all
+/// of it, for about `budget_ms`. Allocates nothing big: for those who may not have more than what they measure.
+#[must_use]
+pub fn read_bandwidth(parts: &[&[u8]], threads: usize, budget_ms: u64) -> f64 {
+    const PIECE_BYTES: usize = 1 << 20;
+    let pieces: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(PIECE_BYTES)).collect();
+    let total: usize = parts.iter().map(|part| part.len()).sum();
+    let budget = Duration::from_millis(budget_ms);
+    let (mut walks, begin) = (0, Instant::now());
+    while total > 0 && (walks == 0 || begin.elapsed() < budget) {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..threads.max(1) {
+                scope.spawn(|| {
+                    while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        std::hint::black_box(sum(piece));
+                    }
+                });
+            }
+        });
+        walks += 1;
+    }
+    (walks * total) as f64 / begin.elapsed().as_secs_f64()
 }
 
 /// Bytes a second at which one thread walks through `part` again and again.

@@ -26,10 +26,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             format!("prompt and -n need {needed} tokens, the context holds {}", plan.context);
         return Err(crate::exit::UsageError(text).into());
     }
-    let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
     let (store, threads) = (session.store().name(), session.threads);
     let (bundle, mut engine) = session.start(&plan, workload)?;
-    let bound_tok_s = machine.bound_tok_s(bundle.model(), bundle.weights(), &plan);
     for rep in 0..args.reps {
         engine.rewind(0);
         let before = engine.stats();
@@ -42,9 +40,13 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             token = sampler.sample(engine.decode(token, u64::from(left))?);
         }
         let decode_s = decoding.elapsed().as_secs_f64();
-        let after = engine.stats();
-        let decode_tok_s = f64::from(args.n_predict) / decode_s;
         let bytes_per_token = (engine.bytes_read() - read_before) / u64::from(args.n_predict);
+        let after = engine.stats();
+        // The bound is measured beside each repetition: machines change from second to second.
+        let machine = Machine::of(&mut engine, threads, &plan)?;
+        let position = args.prompt_tokens + args.n_predict / 2;
+        let bound_tok_s = machine.bound_tok_s(bundle.model(), bundle.weights(), &plan, position);
+        let decode_tok_s = f64::from(args.n_predict) / decode_s;
         let mut object = serde_json::json!({
             "rep": rep,
             "system": "dense",

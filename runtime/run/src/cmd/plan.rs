@@ -5,8 +5,10 @@ use crate::cmd::{extend, plan_json, print_json, print_line};
 use crate::session::{Session, Workload};
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{ModelConfig, WeightMap};
+use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Time spent on measuring the disk, and again on memory.
 const PROBE_MS: u64 = 600;
@@ -39,6 +41,34 @@ impl Machine {
         Ok(Machine { disk_bytes_s, memory_bytes_s })
     }
 
+    /// Measures with an open engine, in the memory that it has: its own streaming reads without computation, and its
+    /// resident weights.
+    pub(crate) fn of(
+        engine: &mut Engine,
+        threads: usize,
+        plan: &MemoryPlan,
+    ) -> anyhow::Result<Machine> {
+        let (mut passes, started) = (0u32, Instant::now());
+        let streamed = engine.program().streamed_bytes();
+        while plan.depth > 0
+            && (passes == 0 || started.elapsed() < Duration::from_millis(PROBE_MS / 2))
+        {
+            engine.read_pass()?;
+            passes += 1;
+        }
+        let disk_bytes_s = f64::from(passes) * streamed as f64 / started.elapsed().as_secs_f64();
+        let memory_bytes_s = match engine.memory_bandwidth(threads, PROBE_MS / 2) {
+            Some(rate) => rate,
+            None => {
+                ls_io::memory::memory_bandwidth(threads, plan.io_buffers.0 as usize, PROBE_MS / 2)?
+            }
+        };
+        Ok(Machine {
+            disk_bytes_s: if passes == 0 { f64::INFINITY } else { disk_bytes_s },
+            memory_bytes_s,
+        })
+    }
+
     /// The most tokens a second that a dense pass can reach: the slower of what must be read and what must be touched.
     #[must_use]
     pub(crate) fn bound_tok_s(
@@ -46,9 +76,10 @@ impl Machine {
         config: &ModelConfig,
         map: &WeightMap,
         plan: &MemoryPlan,
+        position: u32,
     ) -> f64 {
         let disk = plan.streamed(map).0 as f64 / self.disk_bytes_s;
-        let memory = touched_bytes(config, map, 0) as f64 / self.memory_bytes_s;
+        let memory = touched_bytes(config, map, position) as f64 / self.memory_bytes_s;
         1.0 / disk.max(memory)
     }
 }
@@ -73,7 +104,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let (config, map) = (session.bundle.model(), session.bundle.weights());
     let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
     let streamed = plan.streamed(map);
-    let bound = machine.bound_tok_s(config, map, &plan);
+    let bound = machine.bound_tok_s(config, map, &plan, args.prompt_tokens);
     let passes = args.prompt_tokens.div_ceil(plan.pass_tokens);
     let load_s = plan.resident().0 as f64 / machine.disk_bytes_s;
     let first_s = load_s + f64::from(passes) * streamed.0 as f64 / machine.disk_bytes_s;
