@@ -15,6 +15,7 @@
 //! output is accumulated in one fixed order. So a streamed run equals a resident one bit for bit.
 //!
 //! The plain f32 definition is [`reference`](mod@reference); the suite is [`conformance`].
+#![forbid(unsafe_code)]
 
 mod backend;
 pub use backend::{

@@ -1,14 +1,15 @@
-//! Speed of the kernels by themselves: decode and prefill of a model of SmolLM2-135M's shape with random weights in
-//! memory, next to the memory bandwidth of this machine, measured in the same run with the same threads.
+//! Speed of the kernels by themselves: decode and prefill of models with random weights in memory, next to the
+//! memory bandwidth of this machine, measured in the same run with the same threads.
 //!
-//! `cargo bench -p ls-cpu [-- THREADS] [read] [decode] [prefill] [score]`
+//! `cargo bench -p ls-cpu -- [THREADS..] [narrow] [wide] [f16] [q8_0] [q4_0] [scalar] [avx2] [avx512] [decode]
+//! [prefill] [score]`: what is not named of a kind is all of it, but for threads (2) and instruction sets (the fastest).
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{
-    Architecture, DType, FfnExtent, LayerVectors, MatrixExtent, ModelConfig, RopeConfig,
-    RopeScaling, SpecialTokens, Vectors,
+    Architecture, DType, FfnExtent, LayerVectors, MatrixExtent, ModelConfig, QUANT_GROUP,
+    RopeConfig, RopeScaling, SpecialTokens, Vectors,
 };
 use ls_compute::conformance::Rng;
 use ls_compute::{
@@ -24,10 +25,11 @@ const PROMPT: u32 = 512;
 const HEAD_PART: usize = 6144;
 const REPETITIONS: usize = 20;
 
-fn config() -> ModelConfig {
+/// SmolLM2-135M.
+fn narrow() -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Llama,
-        name: "shape of SmolLM2-135M".into(),
+        name: "narrow".into(),
         vocab_size: 49152,
         hidden: 576,
         ffn_hidden: 1536,
@@ -46,29 +48,66 @@ fn config() -> ModelConfig {
     }
 }
 
+/// A few layers of a model four times as wide.
+fn wide() -> ModelConfig {
+    ModelConfig {
+        name: "wide".into(),
+        vocab_size: 8192,
+        hidden: 2304,
+        ffn_hidden: 9216,
+        layers: 4,
+        heads: 36,
+        kv_heads: 12,
+        ..narrow()
+    }
+}
+
 /// Weights of all layers and the head, one after another.
 struct Model {
     config: ModelConfig,
+    dtype: DType,
     weights: Slot,
     /// Bytes of a layer: q, k, v, o, FFN.
     layer_bytes: usize,
 }
 
 impl Model {
-    fn new() -> Model {
-        let config = config();
-        let (hidden, ffn) = (config.hidden as usize, config.ffn_hidden as usize);
-        let dense = 2 * hidden * (config.query_width() + config.kv_width()) as usize;
-        let layer_bytes = 2 * (dense + 3 * hidden * ffn);
-        let head = 2 * config.vocab_size as usize * hidden;
-        let len = usize::from(config.layers) * layer_bytes + head;
+    fn new(config: ModelConfig, dtype: DType) -> Model {
+        assert_eq!(config.hidden, config.query_width(), "all rows have the same width");
+        let rows = 2 * (config.query_width() + config.kv_width()) + 3 * config.ffn_hidden;
+        let row_bytes = dtype.row_bytes(config.hidden) as usize;
+        let layer_bytes = rows as usize * row_bytes;
+        let len = usize::from(config.layers) * layer_bytes + config.vocab_size as usize * row_bytes;
         let mut weights = Slot::allocate(len).expect("memory for the weights");
         weights.prefer_large_pages();
         let mut rng = Rng(7);
-        for weight in weights.bytes_mut().chunks_exact_mut(2) {
-            weight.copy_from_slice(&half::f16::from_f32(0.07 * rng.unit()).to_le_bytes());
+        let amplitude = 1.7 / (config.hidden as f32).sqrt();
+        let largest = if dtype == DType::Q8_0 { 128.0 } else { 8.0 };
+        for row in weights.bytes_mut().chunks_exact_mut(row_bytes) {
+            let halves = match dtype {
+                DType::F16 => row,
+                DType::Q8_0 | DType::Q4_0 => {
+                    let scales = 2 * (config.hidden / QUANT_GROUP) as usize;
+                    let (quants, scales) = row.split_at_mut(row_bytes - scales);
+                    quants.chunks_mut(8).for_each(|bytes| {
+                        bytes.copy_from_slice(&rng.bits().to_le_bytes()[..bytes.len()]);
+                    });
+                    scales
+                }
+            };
+            for half in halves.chunks_exact_mut(2) {
+                let value = match dtype {
+                    DType::F16 => amplitude * rng.unit(),
+                    DType::Q8_0 | DType::Q4_0 => amplitude / largest,
+                };
+                half.copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+            }
         }
-        Model { config, weights, layer_bytes }
+        Model { config, dtype, weights, layer_bytes }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.config.hidden) as usize
     }
 
     fn backend(&self, threads: usize, kernels: Kernels) -> CpuBackend {
@@ -87,8 +126,8 @@ impl Model {
     /// Rows of a matrix `offset` bytes behind the start of the weights, and the offset behind them.
     fn rows(&self, offset: &mut usize, rows: u32, cols: u32) -> MatrixRows<'_> {
         let first_block = BlockId(0);
-        let extent =
-            MatrixExtent { offset: 0, rows, cols, dtype: DType::F16, tile_rows: 1, first_block };
+        let dtype = self.dtype;
+        let extent = MatrixExtent { offset: 0, rows, cols, dtype, tile_rows: 1, first_block };
         let rows = MatrixRows::new(&extent, 0, rows, &self.weights.bytes()[*offset..]);
         *offset += rows.bytes.len();
         rows
@@ -99,7 +138,7 @@ impl Model {
         let (hidden, query, kv) = (config.hidden, config.query_width(), config.kv_width());
         backend.begin(pass);
         for index in 0..pass.tokens {
-            let mut offset = index as usize * 2 * hidden as usize;
+            let mut offset = index as usize * self.row_bytes();
             backend.embed(index, self.rows(&mut offset, 1, hidden));
         }
         let mut offset = 0;
@@ -119,8 +158,8 @@ impl Model {
             let head = self.rows(&mut offset, config.vocab_size, hidden);
             for first in (0..head.rows).step_by(HEAD_PART) {
                 let rows = (HEAD_PART as u32).min(head.rows - first);
-                let bytes = &head.bytes[first as usize * 2 * hidden as usize..];
-                let bytes = &bytes[..rows as usize * 2 * hidden as usize];
+                let bytes = &head.bytes[first as usize * self.row_bytes()..];
+                let bytes = &bytes[..rows as usize * self.row_bytes()];
                 backend.head(&MatrixRows { bytes, first_row: first, rows, ..head });
                 laps.lap();
             }
@@ -148,8 +187,9 @@ impl Model {
             offset: 0,
             neurons: self.config.ffn_hidden,
             hidden: self.config.hidden,
-            dtype: DType::F16,
-            block_neurons: 1,
+            dtype: self.dtype,
+            // Whole cache lines in all formats, so that nothing is padded.
+            block_neurons: 16,
             first_block: BlockId(0),
         };
         let bytes = &self.weights.bytes()[*offset..];
@@ -208,62 +248,83 @@ fn read_all(bytes: &[u8], threads: usize) {
     });
 }
 
+/// The arguments that are among `names`; all of these if there is none.
+fn chosen<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    let given: Vec<String> = std::env::args().collect();
+    let named: Vec<_> = names.iter().copied().filter(|n| given.iter().any(|g| g == n)).collect();
+    if named.is_empty() { names.to_vec() } else { named }
+}
+
 fn main() {
-    let threads = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(2);
-    let model = Model::new();
-    let kernels = Kernels::detect();
+    let mut threads: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
+    if threads.is_empty() {
+        threads.push(2);
+    }
+    let available: Vec<Kernels> = Kernels::available().collect();
+    let names: Vec<_> = available.iter().map(|kernels| kernels.name()).collect();
+    let mut sets = chosen(&names);
+    if sets.len() == names.len() {
+        sets.truncate(1);
+    }
+    for shape in chosen(&["narrow", "wide"]) {
+        for format in chosen(&["f16", "q8_0", "q4_0"]) {
+            let dtype = match format {
+                "f16" => DType::F16,
+                "q8_0" => DType::Q8_0,
+                _ => DType::Q4_0,
+            };
+            let config = if shape == "wide" { wide() } else { narrow() };
+            let model = Model::new(config, dtype);
+            for &threads in &threads {
+                for kernels in available.iter().filter(|kernels| sets.contains(&kernels.name())) {
+                    println!("{shape} {format}, {} kernels, {threads} threads", kernels.name());
+                    measure(&model, threads, *kernels);
+                }
+            }
+        }
+    }
+}
+
+fn measure(model: &Model, threads: usize, kernels: Kernels) {
     let bytes = model.weights.len() as f64;
-    println!("{} kernels, {threads} threads, {:.0} MB of weights", kernels.name(), bytes / 1e6);
     let mut backend = model.backend(threads, kernels);
-
-    let chosen: Vec<String> =
-        std::env::args().skip(1).filter(|a| a.parse::<u32>().is_err()).collect();
-    let chosen = |name: &str| {
-        let names = ["read", "decode", "prefill", "score"];
-        chosen.iter().any(|c| c == name) || !chosen.iter().any(|c| names.contains(&c.as_str()))
-    };
-
+    let what = chosen(&["decode", "prefill", "score"]);
     let reading = time(REPETITIONS, |laps| {
         for part in model.weights.bytes().chunks(model.layer_bytes) {
             read_all(part, threads);
             laps.lap();
         }
     });
-    println!("reading        {:7.2} GB/s", bytes / reading / 1e9);
+    println!("  reading        {:7.2} GB/s, {:.0} MB", bytes / reading / 1e9, bytes / 1e6);
 
-    for position in [0, 500, 2000].into_iter().filter(|_| chosen("decode")) {
-        let decode = Pass {
-            first_position: position,
-            tokens: 1,
-            outputs: Outputs::LastLogits,
-            decode: true,
-        };
+    for position in [0, 500, 2000].into_iter().filter(|_| what.contains(&"decode")) {
+        let outputs = Outputs::LastLogits;
+        let decode = Pass { first_position: position, tokens: 1, outputs, decode: true };
         let seconds = time(REPETITIONS, |laps| model.pass(&mut backend, decode, laps));
         let (speed, tokens) = (bytes / seconds / 1e9, 1.0 / seconds);
         let share = 100.0 * reading / seconds;
         println!(
-            "decode at {position:4} {speed:7.2} GB/s, {share:.0} % of reading, {tokens:.1} tokens/s"
+            "  decode at {position:4} {speed:7.2} GB/s, {share:.0} % of reading, {tokens:.1} tokens/s"
         );
     }
 
-    let layers = f64::from(model.config.layers) * model.layer_bytes as f64;
+    let weights = bytes * f64::from(model.config.hidden) / model.row_bytes() as f64;
+    let head = f64::from(model.config.vocab_size) * f64::from(model.config.hidden);
     let prompts = [(8, REPETITIONS), (64, REPETITIONS / 2), (PROMPT, 4)];
-    for (tokens, repetitions) in prompts.into_iter().filter(|_| chosen("prefill")) {
-        let prefill =
-            Pass { first_position: 0, tokens, outputs: Outputs::LastLogits, decode: false };
+    for (tokens, repetitions) in prompts.into_iter().filter(|_| what.contains(&"prefill")) {
+        let outputs = Outputs::LastLogits;
+        let prefill = Pass { first_position: 0, tokens, outputs, decode: false };
         let seconds = time(repetitions, |laps| model.pass(&mut backend, prefill, laps));
-        // Two operations for each weight of two bytes.
-        let gflop = layers * f64::from(tokens) / 1e9;
+        let gflop = 2.0 * (weights - head) * f64::from(tokens) / 1e9;
         let (speed, tokens_s) = (gflop / seconds, f64::from(tokens) / seconds);
-        println!("prefill of {tokens:3} {speed:7.2} GFLOP/s, {tokens_s:.1} tokens/s");
+        println!("  prefill of {tokens:3} {speed:7.2} GFLOP/s, {tokens_s:.1} tokens/s");
     }
 
-    if !chosen("score") {
-        return;
+    if what.contains(&"score") {
+        let targets = vec![1; 256];
+        let outputs = Outputs::Score { first: 0, targets: &targets };
+        let score = Pass { first_position: 0, tokens: 256, outputs, decode: false };
+        let seconds = time(2, |laps| model.pass(&mut backend, score, laps));
+        println!("  scores of 256  {:7.1} tokens/s", 256.0 / seconds);
     }
-    let targets = vec![1; 256];
-    let outputs = Outputs::Score { first: 0, targets: &targets };
-    let score = Pass { first_position: 0, tokens: 256, outputs, decode: false };
-    let seconds = time(2, |laps| model.pass(&mut backend, score, laps));
-    println!("scores of 256  {:7.1} tokens/s", 256.0 / seconds);
 }

@@ -271,7 +271,8 @@ impl ComputeBackend for CpuBackend {
         assert_eq!(rows.cols as usize, self.shape.hidden, "width of the head");
         match self.pass.asked {
             Asked::Nothing => {}
-            Asked::LastLogits => self.head_logits(rows),
+            Asked::LastLogits if self.pass.decode => self.head_one(rows),
+            Asked::LastLogits => self.head_last(rows),
             Asked::Scores { count, .. } => self.head_scores(rows, count),
         }
     }

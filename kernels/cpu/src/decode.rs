@@ -2,13 +2,16 @@
 
 use crate::backend::{CpuBackend, matrix_row, neuron_rows};
 use crate::memory::LANES;
-use crate::simd::Ops;
+use crate::simd::{Activations, Ops, QuantBlock};
+use ls_bundle::model::DType;
 use ls_compute::{MatrixRows, NeuronBlocks, Projection, ProjectionPart};
 
 /// Rows of an item of a dense product.
 const ITEM_ROWS: usize = 32;
 /// Rows of an item of the head.
 const HEAD_ITEM_ROWS: usize = 128;
+/// How far ahead of the rows in use others are fetched, at least: a microsecond's work of a fast kernel.
+const AHEAD_BYTES: usize = 8 << 10;
 /// Rows (neurons) that a kernel takes at a time.
 const BATCH: usize = 4;
 
@@ -25,6 +28,8 @@ impl CpuBackend {
         } else {
             (&buffers.h[..shape.hidden], Some(buffers.q.shared()))
         };
+        let dtypes = parts.iter().map(|part| part.rows.dtype);
+        let input = prepare(ops, dtypes, input, &mut buffers.quants);
         let items = parts.iter().map(|part| (part.rows.rows as usize).div_ceil(ITEM_ROWS)).sum();
         self.pool.run(items, &|_, item| {
             let (part, first) = find_part(parts, item, ITEM_ROWS);
@@ -54,8 +59,9 @@ impl CpuBackend {
     pub(crate) fn mlp_one(&mut self, blocks: &NeuronBlocks<'_>) {
         let hidden = self.shape.hidden;
         let (ops, buffers) = (self.ops, &mut self.buffers);
-        let h = &buffers.h[..hidden];
+        let h = prepare(ops, [blocks.dtype], &buffers.h[..hidden], &mut buffers.quants);
         let lanes = buffers.lanes.shared();
+        let next_batch = next_batch_bytes(blocks);
         let first = blocks.first_neuron as usize;
         let end = first + blocks.neurons as usize;
         self.pool.run(LANES, &|_, lane| {
@@ -66,7 +72,9 @@ impl CpuBackend {
             for batch in (first_batch..end.div_ceil(BATCH)).step_by(LANES) {
                 let begin = (batch * BATCH).max(first);
                 let count = (batch * BATCH + BATCH).min(end) - begin;
-                add_neurons(ops, blocks, begin - first, count, h, acc);
+                let is_last = batch + LANES >= end.div_ceil(BATCH);
+                let ahead = if is_last { 0 } else { next_batch };
+                add_neurons(ops, blocks, begin - first, count, h, acc, ahead);
             }
         });
     }
@@ -82,9 +90,10 @@ impl CpuBackend {
     }
 
     /// Rows of the head times the first row of h.
-    pub(crate) fn head_logits(&mut self, rows: &MatrixRows<'_>) {
+    pub(crate) fn head_one(&mut self, rows: &MatrixRows<'_>) {
         let (ops, buffers) = (self.ops, &mut self.buffers);
         let h = &buffers.h[..self.shape.hidden];
+        let h = prepare(ops, [rows.dtype], h, &mut buffers.quants);
         let logits = buffers.logits.shared();
         let count = rows.rows as usize;
         self.pool.run(count.div_ceil(HEAD_ITEM_ROWS), &|_, item| {
@@ -95,6 +104,19 @@ impl CpuBackend {
             dot_rows(ops, rows, first, h, logits);
         });
     }
+}
+
+/// x for products with weights of these formats: quantised too where one of them is.
+fn prepare<'a>(
+    ops: &Ops,
+    dtypes: impl IntoIterator<Item = DType>,
+    x: &'a [f32],
+    quants: &'a mut [QuantBlock],
+) -> Activations<'a> {
+    if dtypes.into_iter().any(|dtype| dtype != DType::F16) {
+        (ops.quantise)(x, quants);
+    }
+    Activations { floats: x, quants }
 }
 
 /// The part that item `item` belongs to, and the first row in it, if each part is cut into items of `item_rows`.
@@ -114,17 +136,24 @@ pub(crate) fn find_part<'p, 'a>(
 }
 
 /// `out[i] = row (first + i) . x`.
-fn dot_rows(ops: &Ops, rows: &MatrixRows<'_>, first: usize, x: &[f32], out: &mut [f32]) {
+fn dot_rows(ops: &Ops, rows: &MatrixRows<'_>, first: usize, x: Activations<'_>, out: &mut [f32]) {
     let dot = ops.rows(rows.dtype).dot;
-    assert_eq!(rows.cols as usize, x.len(), "width of a matrix");
+    let batch_bytes = BATCH * rows.dtype.row_bytes(rows.cols) as usize;
+    let ahead = batch_bytes * AHEAD_BYTES.div_ceil(batch_bytes);
+    assert_eq!(rows.cols as usize, x.floats.len(), "width of a matrix");
     for (batch, out) in out.chunks_mut(BATCH).enumerate() {
         let first = first + batch * BATCH;
         let mut batch = [&[][..]; BATCH];
         for (i, row) in batch[..out.len()].iter_mut().enumerate() {
             *row = matrix_row(rows, first + i);
         }
-        dot(&batch[..out.len()], x, out, BATCH * batch[0].len());
+        dot(&batch[..out.len()], x, out, ahead);
     }
+}
+
+/// Distance between batches of a lane, or about that where they are not at the same place of a block.
+fn next_batch_bytes(blocks: &NeuronBlocks<'_>) -> usize {
+    BATCH * LANES * blocks.block_stride / blocks.block_neurons as usize
 }
 
 /// acc += the contributions of up to [`BATCH`] neurons, Eq. 1, one after another.
@@ -133,8 +162,9 @@ fn add_neurons(
     blocks: &NeuronBlocks<'_>,
     first: usize,
     count: usize,
-    h: &[f32],
+    h: Activations<'_>,
     acc: &mut [f32],
+    ahead: usize,
 ) {
     let rows = ops.rows(blocks.dtype);
     let (mut gates, mut ups, mut downs) = ([&[][..]; BATCH], [&[][..]; BATCH], [&[][..]; BATCH]);
@@ -142,11 +172,8 @@ fn add_neurons(
         [gates[i], ups[i], downs[i]] = neuron_rows(blocks, first + i);
     }
     let (mut gate, mut up) = ([0f32; BATCH], [0f32; BATCH]);
-    // While one row is multiplied, the next is fetched: up, down, and the gate of the lane's next batch.
-    let row_bytes = gates[0].len();
-    let next_batch = (BATCH * LANES / blocks.block_neurons as usize).max(1) * blocks.block_stride;
-    (rows.dot)(&gates[..count], h, &mut gate, row_bytes);
-    (rows.dot)(&ups[..count], h, &mut up, row_bytes);
+    (rows.dot)(&gates[..count], h, &mut gate, ahead);
+    (rows.dot)(&ups[..count], h, &mut up, ahead);
     (ops.swiglu)(&mut gate[..count], &up[..count]);
-    (rows.axpy)(&downs[..count], &gate[..count], acc, next_batch - 2 * row_bytes);
+    (rows.axpy)(&downs[..count], &gate[..count], acc, ahead);
 }

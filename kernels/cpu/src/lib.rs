@@ -1,4 +1,4 @@
-//! The CPU backend: f16 (and, unhurried, Q8_0 and Q4_0) weights, f32 activations, an f16 KV cache.
+//! The CPU backend: weights in f16, Q8_0 and Q4_0, f32 activations, an f16 KV cache.
 //!
 //! [`CpuBackend`] owns activations, cache and threads, all made in [`CpuBackend::new`]; calls neither allocate nor
 //! lock. Weights are read where they lie, in the bundle's layout.
@@ -6,14 +6,16 @@
 //! **Canonical order.** Every output is summed in one order that depends neither on the number of threads nor on how
 //! weights are cut into parts nor on the other tokens of a pass:
 //!
-//! - a dot product belongs to one row and one token, in the order of its instruction set's kernel;
+//! - a dot product belongs to one row and one token, in the order of its instruction set's kernel (for quantised rows
+//!   all have the same);
 //! - decode's FFN adds neuron i to one of 16 accumulators, i / 4 % 16, neurons ascending, and then the accumulators;
 //! - prefill's sums go over k ascending, one fused multiply-add after another, whatever the tile;
 //! - attention goes over blocks of keys at fixed multiples of positions, and over blocks ascending;
 //! - the log-likelihoods' sums go over 64 rows of the head, and over these ascending.
 //!
-//! Decode (one token) reads each weight once, several rows at a time, and is bound by memory. Prefill unpacks 16 rows
-//! into a panel and multiplies all tokens with it.
+//! Decode (one token) reads each weight once, several rows at a time, and is bound by memory. With quantised weights it
+//! rounds activations to eight bits, a scale for every 32 of them, and multiplies integers; the down columns of the FFN
+//! are unpacked. Prefill unpacks 16 rows into a panel and multiplies all tokens with it, activations as they are.
 
 mod attention;
 mod backend;

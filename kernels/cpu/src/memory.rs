@@ -5,7 +5,7 @@ use crate::attention::{self, KEY_CHUNK};
 use crate::buffer::{Buffer, buffer_bytes};
 use crate::prefill::{ACTIVATION_NEURONS, DOWN_COLUMNS, TOKEN_BLOCK};
 use crate::score::{SCORE_ROWS, SCORE_TOKENS, SCORE_WAVE};
-use crate::simd::PANEL;
+use crate::simd::{PANEL, QuantBlock, block_count};
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::ModelConfig;
 use ls_sync::{AllocateError, Slot};
@@ -75,6 +75,7 @@ pub(crate) struct Plan {
     q: usize,
     kv: usize,
     turns: usize,
+    quants: usize,
     lanes: usize,
     activations: usize,
     partials: usize,
@@ -101,6 +102,8 @@ pub(crate) struct Buffers {
     pub(crate) v: Buffer<f32>,
     /// Cosines, then sines of the rotation; pass_tokens x head_dim.
     pub(crate) turns: Buffer<f32>,
+    /// What decode multiplies quantised weights with: h, or the attention's result; max(hidden, query_width).
+    pub(crate) quants: Buffer<QuantBlock>,
     /// Decode's FFN sums; LANES x hidden.
     pub(crate) lanes: Buffer<f32>,
     /// Prefill's SwiGLU; min(pass_tokens, TOKEN_BLOCK) x ACTIVATION_NEURONS.
@@ -142,6 +145,7 @@ impl Plan {
             q: pass_tokens * shape.query_width,
             kv: pass_tokens * shape.kv_width,
             turns: pass_tokens * shape.head_dim,
+            quants: block_count(shape.hidden.max(shape.query_width)),
             lanes: LANES * shape.hidden,
             activations: block * ACTIVATION_NEURONS,
             partials: shape.heads * context.div_ceil(KEY_CHUNK) * (shape.head_dim + 2),
@@ -160,6 +164,7 @@ impl Plan {
             .chain([self.activations, self.partials, self.logits, self.scored, self.scored])
             .chain([self.threads * self.scratch]);
         floats.map(buffer_bytes::<f32>).sum::<usize>()
+            + buffer_bytes::<QuantBlock>(self.quants)
             + buffer_bytes::<u32>(self.scored)
             + buffer_bytes::<[f64; 2]>(self.scored)
             + buffer_bytes::<[f32; 2]>(self.chunk_sums)
@@ -176,6 +181,7 @@ impl Plan {
             k: Buffer::take(slot, self.kv),
             v: Buffer::take(slot, self.kv),
             turns: Buffer::take(slot, self.turns),
+            quants: Buffer::take(slot, self.quants),
             lanes: Buffer::take(slot, self.lanes),
             activations: Buffer::take(slot, self.activations),
             partials: Buffer::take(slot, self.partials),

@@ -5,7 +5,7 @@ use crate::backend::{CpuBackend, matrix_row, neuron_rows};
 use crate::buffer::SharedMut;
 use crate::decode::find_part;
 use crate::simd::{Ops, PANEL, Tile};
-use ls_compute::{NeuronBlocks, Projection, ProjectionPart};
+use ls_compute::{MatrixRows, NeuronBlocks, Projection, ProjectionPart};
 
 /// Neurons whose activations are held at a time.
 pub(crate) const ACTIVATION_NEURONS: usize = 256;
@@ -43,13 +43,9 @@ impl CpuBackend {
             };
             assert_eq!(part.rows.cols as usize, width, "width of a matrix");
             let n = PANEL.min(part.rows.rows as usize - first);
-            let mut rows = [&[][..]; PANEL];
-            for (i, row) in rows[..n].iter_mut().enumerate() {
-                *row = matrix_row(&part.rows, first + i);
-            }
             // SAFETY: a thread has scratch of its own.
             let panel = unsafe { scratch.slice(thread * scratch_len, PANEL * width) };
-            (ops.rows(part.rows.dtype).pack_rows)(&rows[..n], width, panel);
+            pack(ops, &part.rows, first, n, panel);
             let column = part.rows.first_row as usize + first;
             assert!(column + n <= stride, "rows end behind the matrix");
             let c = target.at(column);
@@ -58,6 +54,31 @@ impl CpuBackend {
             unsafe {
                 multiply(ops, tokens, (input, width), panel, (c, stride, n), output);
             }
+        });
+    }
+
+    /// Rows of the head times the first row of h.
+    pub(crate) fn head_last(&mut self, rows: &MatrixRows<'_>) {
+        let (hidden, ops, scratch_len) = (self.shape.hidden, self.ops, self.scratch);
+        let buffers = &mut self.buffers;
+        let h = &buffers.h[..hidden];
+        let (logits, scratch) = (buffers.logits.shared(), buffers.scratch.shared());
+        let count = rows.rows as usize;
+        self.pool.run(count.div_ceil(PANEL), &|thread, item| {
+            let first = item * PANEL;
+            let n = PANEL.min(count - first);
+            // SAFETY: a thread has scratch of its own; items have disjoint rows.
+            let (panel, logits) = unsafe {
+                (
+                    scratch.slice(thread * scratch_len, PANEL * hidden),
+                    logits.slice(rows.first_row as usize + first, n),
+                )
+            };
+            pack(ops, rows, first, n, panel);
+            // SAFETY: h holds a row, logits n elements that are this item's.
+            unsafe {
+                multiply(ops, 1, (h.as_ptr(), hidden), panel, (logits.as_mut_ptr(), n, n), false)
+            };
         });
     }
 
@@ -157,6 +178,15 @@ struct Part<'a> {
     neurons: usize,
     first_token: usize,
     tokens: usize,
+}
+
+/// Packs rows `first .. first + n`.
+pub(crate) fn pack(ops: &Ops, rows: &MatrixRows<'_>, first: usize, n: usize, panel: &mut [f32]) {
+    let mut packed = [&[][..]; PANEL];
+    for (i, row) in packed[..n].iter_mut().enumerate() {
+        *row = matrix_row(rows, first + i);
+    }
+    (ops.rows(rows.dtype).pack_rows)(&packed[..n], rows.cols as usize, panel);
 }
 
 /// c (+)= a times a panel of packed rows. `a` is (pointer, stride), as long as the panel; `c` is (pointer, stride,

@@ -1,8 +1,8 @@
 //! Log-likelihoods of given tokens without ever holding all logits: for each scored token the largest logit so far
 //! and the sum of exponentials, over chunks of the head's rows.
 
-use crate::backend::{CpuBackend, matrix_row};
-use crate::prefill::multiply;
+use crate::backend::CpuBackend;
+use crate::prefill::{multiply, pack};
 use crate::simd::PANEL;
 use ls_compute::MatrixRows;
 
@@ -46,7 +46,6 @@ impl CpuBackend {
         let (h, targets) = (&buffers.h[..count * hidden], &buffers.targets[..count]);
         let (chunk_sums, scratch) = (buffers.chunk_sums.shared(), buffers.scratch.shared());
         let target_logits = buffers.target_logits.shared();
-        let pack_rows = ops.rows(rows.dtype).pack_rows;
         let chunks = len.div_ceil(SCORE_ROWS);
         self.pool.run(chunks, &|thread, chunk| {
             // SAFETY: a thread has scratch of its own.
@@ -59,11 +58,7 @@ impl CpuBackend {
                 let logits = &mut logits[..tokens * SCORE_ROWS];
                 for panel_first in (begin..end).step_by(PANEL) {
                     let n = PANEL.min(end - panel_first);
-                    let mut panel_rows = [&[][..]; PANEL];
-                    for (i, row) in panel_rows[..n].iter_mut().enumerate() {
-                        *row = matrix_row(rows, panel_first + i);
-                    }
-                    pack_rows(&panel_rows[..n], hidden, panel);
+                    pack(ops, rows, panel_first, n, panel);
                     let a = (h[block * hidden..].as_ptr(), hidden);
                     let c = (logits[panel_first - begin..].as_mut_ptr(), SCORE_ROWS, n);
                     // SAFETY: h holds the rows of `tokens` tokens from `block`; logits are this thread's.

@@ -68,7 +68,42 @@ pub fn models(dtype: DType, seed: u64) -> Vec<TinyModel> {
         DType::F16 => width,
         DType::Q8_0 | DType::Q4_0 => width.next_multiple_of(QUANT_GROUP),
     };
-    let llama = ModelConfig {
+    let llama = llama();
+    let [qwen2, qwen3] = qwens(&llama, whole);
+    let mistral = ModelConfig {
+        architecture: Architecture::Mistral,
+        name: "mistral, long text, long window".into(),
+        vocab_size: 70,
+        hidden: 32,
+        ffn_hidden: 33,
+        layers: 1,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        sliding_window: Some(150),
+        ..llama.clone()
+    };
+    let wide = ModelConfig {
+        name: "llama, wider and longer than kernels' tiles".into(),
+        vocab_size: 2100,
+        hidden: 288,
+        ffn_hidden: 530,
+        layers: 1,
+        heads: 9,
+        kv_heads: 3,
+        ..llama.clone()
+    };
+    vec![
+        build(llama, dtype, 1, 47, seed),
+        build(qwen2, dtype, 3, 41, seed),
+        build(qwen3, dtype, 4, 43, seed),
+        build(mistral, dtype, 1, 530, seed),
+        build(wide, dtype, 2, 19, seed),
+    ]
+}
+
+fn llama() -> ModelConfig {
+    ModelConfig {
         architecture: Architecture::Llama,
         name: "llama, tied".into(),
         vocab_size: 200,
@@ -86,7 +121,11 @@ pub fn models(dtype: DType, seed: u64) -> Vec<TinyModel> {
         qkv_bias: false,
         qk_norm: false,
         special: SpecialTokens::default(),
-    };
+    }
+}
+
+/// Models with biases, and with norms of heads; `whole` widens a row to whole groups.
+fn qwens(llama: &ModelConfig, whole: impl Fn(u32) -> u32) -> [ModelConfig; 2] {
     let qwen2 = ModelConfig {
         architecture: Architecture::Qwen2,
         name: "qwen2, untied, biases, wide heads, padded blocks".into(),
@@ -123,36 +162,7 @@ pub fn models(dtype: DType, seed: u64) -> Vec<TinyModel> {
         qk_norm: true,
         ..llama.clone()
     };
-    let mistral = ModelConfig {
-        architecture: Architecture::Mistral,
-        name: "mistral, long text, long window".into(),
-        vocab_size: 70,
-        hidden: 32,
-        ffn_hidden: 33,
-        layers: 1,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 8,
-        sliding_window: Some(150),
-        ..llama.clone()
-    };
-    let wide = ModelConfig {
-        name: "llama, wider and longer than kernels' tiles".into(),
-        vocab_size: 2100,
-        hidden: 288,
-        ffn_hidden: 530,
-        layers: 1,
-        heads: 9,
-        kv_heads: 3,
-        ..llama.clone()
-    };
-    vec![
-        build(llama, dtype, 1, 47, seed),
-        build(qwen2, dtype, 3, 41, seed),
-        build(qwen3, dtype, 4, 43, seed),
-        build(mistral, dtype, 1, 530, seed),
-        build(wide, dtype, 2, 19, seed),
-    ]
+    [qwen2, qwen3]
 }
 
 /// Draws the weights of `config` and packs them; `tokens` tokens of text.

@@ -4,16 +4,18 @@
 //! [`available`], which has asked the CPU.
 
 mod attention;
+mod quantised;
+pub(super) use quantised::{GroupDot, Q4_0, Q8_0, Quants, dot_groups, nibbles, weighted_scales};
 
-use super::{Ops, PANEL, RowOps, Tile, scalar};
+use super::{Activations, Ops, PANEL, RowOps, Tile, scalar};
 use std::arch::x86_64::*;
 
-static OPS: Ops = Ops {
+pub(super) const OPS: Ops = Ops {
     name: "avx2",
     f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows_f16, unpack: unpack_f16 },
-    // Correct, not fast.
-    q8_0: scalar::Q8_0_ROWS,
-    q4_0: scalar::Q4_0_ROWS,
+    q8_0: quantised::Q8_0_ROWS,
+    q4_0: quantised::Q4_0_ROWS,
+    quantise: quantised::quantise,
     gemm,
     scores: attention::scores,
     weigh: attention::weigh,
@@ -25,36 +27,17 @@ static OPS: Ops = Ops {
 
 /// The table, if this CPU has what it needs.
 pub(super) fn available() -> Option<&'static Ops> {
+    static TABLE: Ops = OPS;
     let has = is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c");
-    has.then_some(&OPS)
+    has.then_some(&TABLE)
 }
 
 /// f32 of a vector.
 const LANES: usize = 8;
-/// Most rows of a call of dot and axpy.
-const ROWS: usize = 4;
-
-/// Calls `$kernel::<R>` with the first R of `$rows`, R being their number.
-macro_rules! by_row_count {
-    ($kernel:ident, $rows:expr, $($argument:expr),*) => {
-        match $rows {
-            // SAFETY: the table is reachable only where the CPU has avx2, fma and f16c; lengths are checked inside.
-            [a] => unsafe { $kernel([a], $($argument),*) },
-            // SAFETY: as above.
-            [a, b] => unsafe { $kernel([a, b], $($argument),*) },
-            // SAFETY: as above.
-            [a, b, c] => unsafe { $kernel([a, b, c], $($argument),*) },
-            // SAFETY: as above.
-            [a, b, c, d] => unsafe { $kernel([a, b, c, d], $($argument),*) },
-            rows => panic!("1 to {ROWS} rows wanted, {} given", rows.len()),
-        }
-    };
-}
-
-fn dot_f16(rows: &[&[u8]], x: &[f32], out: &mut [f32], ahead: usize) {
-    by_row_count!(dot_rows, rows, x, out, ahead);
+fn dot_f16(rows: &[&[u8]], x: Activations<'_>, out: &mut [f32], ahead: usize) {
+    by_row_count!(dot_rows, rows, x.floats, out, ahead);
 }
 
 fn axpy_f16(rows: &[&[u8]], weights: &[f32], acc: &mut [f32], ahead: usize) {
@@ -69,6 +52,14 @@ fn prefetch(address: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
 }
 
+/// Asks for the cache lines `offset` bytes behind the starts of some rows.
+#[inline(always)]
+pub(super) fn prefetch_rows<const R: usize>(rows: [&[u8]; R], offset: usize) {
+    for row in rows {
+        prefetch(row.as_ptr().wrapping_add(offset));
+    }
+}
+
 /// Element k of a row goes to lane k % 8 of sum k / 8 % 2; the rest of a row is padded with zeros.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dot_rows<const R: usize>(rows: [&&[u8]; R], x: &[f32], out: &mut [f32], ahead: usize) {
@@ -80,9 +71,7 @@ fn dot_rows<const R: usize>(rows: [&&[u8]; R], x: &[f32], out: &mut [f32], ahead
     for k in (0..whole).step_by(STEP) {
         // Every other step: a line holds two steps of a row.
         if k % (2 * STEP) == 0 {
-            for row in rows {
-                prefetch(row.as_ptr().wrapping_add(2 * k + ahead));
-            }
+            prefetch_rows(rows, 2 * k + ahead);
         }
         // SAFETY: k + STEP <= x.len(), and each row holds 2 * x.len() bytes.
         unsafe {
@@ -126,9 +115,7 @@ fn axpy_rows<const R: usize>(rows: [&&[u8]; R], weights: &[f32], acc: &mut [f32]
     let whole = acc.len() / LANES * LANES;
     for k in (0..whole).step_by(LANES) {
         if k % (4 * LANES) == 0 {
-            for row in rows {
-                prefetch(row.as_ptr().wrapping_add(2 * k + ahead));
-            }
+            prefetch_rows(rows, 2 * k + ahead);
         }
         // SAFETY: k + LANES <= acc.len(), and each row holds 2 * acc.len() bytes.
         unsafe {
@@ -148,6 +135,7 @@ fn axpy_rows<const R: usize>(rows: [&&[u8]; R], weights: &[f32], acc: &mut [f32]
 }
 
 /// The half-precision number `index` of `bytes`.
+#[inline]
 #[target_feature(enable = "f16c")]
 fn half_at(bytes: &[u8], index: usize) -> f32 {
     let bits = u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]);
@@ -193,6 +181,7 @@ fn pack_panel(rows: &[&[u8]; PANEL], cols: usize, panel: &mut [f32]) {
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx2")]
 fn transpose(rows: [__m256; 8]) -> [__m256; 8] {
     let [a, b, c, d, e, f, g, h] = rows;
@@ -328,6 +317,7 @@ unsafe fn gemm_rows<const R: usize>(tile: &Tile, first: usize) {
 }
 
 /// The sum of the lanes, halves first.
+#[inline]
 #[target_feature(enable = "avx2")]
 fn sum_lanes(v: __m256) -> f32 {
     let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
@@ -426,12 +416,14 @@ fn max_avx2(x: &[f32]) -> f32 {
     tail.iter().copied().fold(largest, f32::max)
 }
 
+#[inline]
 #[target_feature(enable = "avx2")]
 fn load(x: &[f32; LANES]) -> __m256 {
     // SAFETY: LANES elements, any alignment.
     unsafe { _mm256_loadu_ps(x.as_ptr()) }
 }
 
+#[inline]
 #[target_feature(enable = "avx2")]
 fn store(v: __m256) -> [f32; LANES] {
     let mut out = [0.0; LANES];

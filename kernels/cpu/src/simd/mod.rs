@@ -5,13 +5,36 @@
 //! same arguments, and the result for one row, token or element never depends on the others of the same call: this
 //! is what makes results independent of cuts, threads and pass lengths.
 
+#[cfg(target_arch = "x86_64")]
+/// Calls `$kernel`, which has the number of rows as a const parameter, with 1 to 4 rows.
+macro_rules! by_row_count {
+    ($kernel:path, $rows:expr, $($argument:expr),*) => {
+        match $rows {
+            // SAFETY: a table is reachable only where the CPU has its features; lengths are checked inside.
+            [a] => unsafe { $kernel([a], $($argument),*) },
+            // SAFETY: as above.
+            [a, b] => unsafe { $kernel([a, b], $($argument),*) },
+            // SAFETY: as above.
+            [a, b, c] => unsafe { $kernel([a, b, c], $($argument),*) },
+            // SAFETY: as above.
+            [a, b, c, d] => unsafe { $kernel([a, b, c, d], $($argument),*) },
+            rows => panic!("1 to 4 rows wanted, {} given", rows.len()),
+        }
+    };
+}
+
+mod quantise;
 pub(crate) mod scalar;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 
 #[cfg(test)]
 mod tests;
+
+pub(crate) use quantise::{Activations, QuantBlock, block_count};
 
 use ls_bundle::model::DType;
 
@@ -22,11 +45,14 @@ pub(crate) const PANEL: usize = 16;
 type Rows<'a> = &'a [&'a [u8]];
 
 /// Functions on weight rows of one number format. A row of n weights is `dtype.row_bytes(n)` bytes, unaligned.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct RowOps {
-    /// `out[r] = rows[r] . x` for 1 to 4 rows of `x.len()` weights. What lies `ahead` bytes behind each row is needed
-    /// next: a hint.
-    pub(crate) dot: fn(rows: Rows<'_>, x: &[f32], out: &mut [f32], ahead: usize),
+    /// `out[r] = rows[r] . x` for 1 to 4 rows of `x.floats.len()` weights. What lies `ahead` bytes behind each row is
+    /// needed next: a hint.
+    ///
+    /// Quantised rows are multiplied with the quantised activations, a group's products being added as integers. Here
+    /// and in axpy, quantised rows give the same bits on every instruction set.
+    pub(crate) dot: fn(rows: Rows<'_>, x: Activations<'_>, out: &mut [f32], ahead: usize),
     /// `acc += weights[r] * rows[r]` for 1 to 4 rows of `acc.len()` weights, row after row: as if they were added one
     /// by one. `ahead`: as for `dot`.
     pub(crate) axpy: fn(rows: Rows<'_>, weights: &[f32], acc: &mut [f32], ahead: usize),
@@ -69,6 +95,8 @@ pub(crate) struct Ops {
     pub(crate) f16: RowOps,
     pub(crate) q8_0: RowOps,
     pub(crate) q4_0: RowOps,
+    /// Quantises `x`, whose length is a multiple of 32, to [`block_count`] blocks; the same on every instruction set.
+    pub(crate) quantise: fn(x: &[f32], blocks: &mut [QuantBlock]),
     /// # Safety
     /// For all i < m, j < n, p < k: `a[i * a_stride + p]` and `b[p * b_stride + 0 .. PANEL]` are readable,
     /// `c[i * c_stride + j]` is readable and writable and nobody else touches it.
@@ -107,11 +135,16 @@ impl Kernels {
     /// The fastest that this CPU runs.
     #[must_use]
     pub fn detect() -> Kernels {
+        Kernels::available().next().unwrap_or(Kernels::scalar())
+    }
+
+    /// All that this CPU runs, the fastest first.
+    pub fn available() -> impl Iterator<Item = Kernels> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(ops) = avx2::available() {
-            return Kernels(ops);
-        }
-        Kernels::scalar()
+        let fast = [avx512::available(), avx2::available()];
+        #[cfg(not(target_arch = "x86_64"))]
+        let fast: [Option<&'static Ops>; 0] = [];
+        fast.into_iter().flatten().map(Kernels).chain([Kernels::scalar()])
     }
 
     /// Plain Rust, for any CPU.

@@ -1,16 +1,15 @@
-//! Plain Rust: the definition of every function, and the fallback for number formats that have no fast kernel yet.
+//! Plain Rust: the definition of every function.
 
-use super::{Ops, PANEL, RowOps, Tile};
+use super::quantise::{BLOCK_GROUPS, GROUP, PARTS, group_scale};
+use super::{Activations, Ops, PANEL, QuantBlock, RowOps, Tile};
 use half::f16;
-
-/// Weights that are unpacked at a time: a group of the quantised types.
-const CHUNK: usize = 32;
 
 pub(crate) static OPS: Ops = Ops {
     name: "scalar",
-    f16: row_ops::<F16>(),
-    q8_0: Q8_0_ROWS,
-    q4_0: Q4_0_ROWS,
+    f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows::<F16>, unpack: F16::unpack },
+    q8_0: quantised::<Q8_0>(),
+    q4_0: quantised::<Q4_0>(),
+    quantise,
     gemm,
     scores,
     weigh,
@@ -20,14 +19,22 @@ pub(crate) static OPS: Ops = Ops {
     max,
 };
 
-/// Any instruction set may use these.
-pub(crate) const Q8_0_ROWS: RowOps = row_ops::<Q8_0>();
-pub(crate) const Q4_0_ROWS: RowOps = row_ops::<Q4_0>();
+const fn quantised<F: Quants>() -> RowOps {
+    RowOps { dot: dot::<F>, axpy: axpy::<F>, pack_rows: pack_rows::<F>, unpack: F::unpack }
+}
 
 /// How rows of one number format are read.
 trait Format {
     /// See [`RowOps::unpack`].
     fn unpack(row: &[u8], cols: usize, first: usize, out: &mut [f32]);
+}
+
+/// A format of groups that share a scale.
+trait Quants {
+    /// Bytes of a group's quants.
+    const BYTES: usize;
+    /// The quants in `bytes`: w = scale * quant.
+    fn quants(bytes: &[u8]) -> [i8; GROUP];
 }
 
 enum F16 {}
@@ -47,65 +54,131 @@ impl Format for F16 {
     }
 }
 
-impl Format for Q8_0 {
+impl Quants for Q8_0 {
+    const BYTES: usize = GROUP;
+
+    fn quants(bytes: &[u8]) -> [i8; GROUP] {
+        std::array::from_fn(|i| bytes[i].cast_signed())
+    }
+}
+
+impl Quants for Q4_0 {
+    const BYTES: usize = GROUP / 2;
+
+    fn quants(bytes: &[u8]) -> [i8; GROUP] {
+        let nibble = |i| if i < Self::BYTES { bytes[i] & 15 } else { bytes[i - Self::BYTES] >> 4 };
+        std::array::from_fn(|i| nibble(i).cast_signed() - 8)
+    }
+}
+
+/// Groups `first ..` of a row of `cols` weights: quants and scale.
+fn groups<F: Quants>(
+    row: &[u8],
+    cols: usize,
+    first: usize,
+) -> impl Iterator<Item = ([i8; GROUP], f32)> {
+    let (quants, scales) = row.split_at(cols / GROUP * F::BYTES);
+    let scales = scales.chunks_exact(2).map(|pair| half_at(pair, 0));
+    quants.chunks_exact(F::BYTES).map(F::quants).zip(scales).skip(first)
+}
+
+impl<F: Quants> Format for F {
     fn unpack(row: &[u8], cols: usize, first: usize, out: &mut [f32]) {
-        let (quants, scales) = row.split_at(cols);
-        for (group, weights) in out.chunks_mut(CHUNK).enumerate() {
-            let scale = half_at(scales, first / CHUNK + group);
-            for (weight, &quant) in weights.iter_mut().zip(&quants[first + group * CHUNK..]) {
-                *weight = scale * f32::from(quant.cast_signed());
+        let groups = groups::<F>(row, cols, first / GROUP);
+        for (weights, (quants, scale)) in out.chunks_mut(GROUP).zip(groups) {
+            for (weight, quant) in weights.iter_mut().zip(quants) {
+                *weight = scale * f32::from(quant);
             }
         }
     }
 }
 
-impl Format for Q4_0 {
-    fn unpack(row: &[u8], cols: usize, first: usize, out: &mut [f32]) {
-        let (quants, scales) = row.split_at(cols / 2);
-        for (group, weights) in out.chunks_mut(CHUNK).enumerate() {
-            let scale = half_at(scales, first / CHUNK + group);
-            let bytes = &quants[(first + group * CHUNK) / 2..];
-            for (i, weight) in weights.iter_mut().enumerate() {
-                let byte = bytes[i % (CHUNK / 2)];
-                let quant = if i < CHUNK / 2 { byte & 15 } else { byte >> 4 };
-                *weight = scale * (f32::from(quant) - 8.0);
-            }
-        }
-    }
-}
-
-const fn row_ops<F: Format>() -> RowOps {
-    RowOps { dot: dot::<F>, axpy: axpy::<F>, pack_rows: pack_rows::<F>, unpack: F::unpack }
-}
-
-/// Calls `each(first, weights)` for the chunks of a row of `cols` weights.
-fn for_chunks<F: Format>(row: &[u8], cols: usize, mut each: impl FnMut(usize, &[f32])) {
-    let mut weights = [0.0; CHUNK];
-    for first in (0..cols).step_by(CHUNK) {
-        let weights = &mut weights[..CHUNK.min(cols - first)];
+/// Calls `each(first, weights)` for pieces of a row of `cols` weights.
+fn for_pieces<F: Format>(row: &[u8], cols: usize, mut each: impl FnMut(usize, &[f32])) {
+    let mut weights = [0.0; GROUP];
+    for first in (0..cols).step_by(GROUP) {
+        let weights = &mut weights[..GROUP.min(cols - first)];
         F::unpack(row, cols, first, weights);
         each(first, weights);
     }
 }
 
-fn dot<F: Format>(rows: &[&[u8]], x: &[f32], out: &mut [f32], _ahead: usize) {
+fn dot_f16(rows: &[&[u8]], x: Activations<'_>, out: &mut [f32], _ahead: usize) {
     for (row, out) in rows.iter().zip(out) {
-        // Several sums, so that the compiler may use vectors and errors stay small.
-        let mut sums = [0f32; 8];
-        for_chunks::<F>(row, x.len(), |first, weights| {
-            for (i, (&w, &x)) in weights.iter().zip(&x[first..]).enumerate() {
-                sums[i % 8] += w * x;
-            }
-        });
-        *out = sums.iter().sum();
+        *out = dot_floats::<F16>(row, x.floats);
     }
 }
 
-fn axpy<F: Format>(rows: &[&[u8]], weights: &[f32], acc: &mut [f32], _ahead: usize) {
+/// Several sums, so that the compiler may use vectors and errors stay small.
+fn dot_floats<F: Format>(row: &[u8], x: &[f32]) -> f32 {
+    let mut sums = [0f32; 8];
+    for_pieces::<F>(row, x.len(), |first, weights| {
+        for (i, (&w, &x)) in weights.iter().zip(&x[first..]).enumerate() {
+            sums[i % 8] += w * x;
+        }
+    });
+    sums.iter().sum()
+}
+
+fn axpy_f16(rows: &[&[u8]], weights: &[f32], acc: &mut [f32], _ahead: usize) {
     for (row, &weight) in rows.iter().zip(weights) {
-        for_chunks::<F>(row, acc.len(), |first, row| {
-            acc[first..].iter_mut().zip(row).for_each(|(acc, &w)| *acc += weight * w);
-        });
+        axpy_floats::<F16>(row, weight, acc);
+    }
+}
+
+fn axpy_floats<F: Format>(row: &[u8], weight: f32, acc: &mut [f32]) {
+    for_pieces::<F>(row, acc.len(), |first, row| {
+        acc[first..].iter_mut().zip(row).for_each(|(acc, &w)| *acc += weight * w);
+    });
+}
+
+/// Part j of a group's product is an integer; scaled it is added to sum j, groups ascending. At the end the halves of
+/// the sums are added, and so on.
+fn dot<F: Quants>(rows: &[&[u8]], x: Activations<'_>, out: &mut [f32], _ahead: usize) {
+    let cols = x.floats.len();
+    for (row, out) in rows.iter().zip(out) {
+        let mut sums = [0f32; PARTS];
+        for (g, (weights, scale)) in groups::<F>(row, cols, 0).enumerate() {
+            let (block, g) = (&x.quants[g / BLOCK_GROUPS], g % BLOCK_GROUPS);
+            let scale = scale * block.scales[g];
+            let parts = weights.as_chunks::<4>().0.iter().zip(block.quants[g].as_chunks::<4>().0);
+            for (sum, (weights, x)) in sums.iter_mut().zip(parts) {
+                let products = weights.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x));
+                *sum = (products.sum::<i32>() as f32).mul_add(scale, *sum);
+            }
+        }
+        let [a, b, c, d, e, f, g, h] = sums;
+        *out = ((a + e) + (c + g)) + ((b + f) + (d + h));
+    }
+}
+
+fn axpy<F: Quants>(rows: &[&[u8]], weights: &[f32], acc: &mut [f32], _ahead: usize) {
+    let cols = acc.len();
+    for (row, &weight) in rows.iter().zip(weights) {
+        for (acc, (quants, scale)) in acc.chunks_exact_mut(GROUP).zip(groups::<F>(row, cols, 0)) {
+            let scale = weight * scale;
+            for (acc, quant) in acc.iter_mut().zip(quants) {
+                *acc = f32::from(quant).mul_add(scale, *acc);
+            }
+        }
+    }
+}
+
+fn quantise(x: &[f32], blocks: &mut [QuantBlock]) {
+    assert!(x.len().is_multiple_of(GROUP), "{} activations are not whole groups", x.len());
+    for (x, block) in x.chunks(GROUP * BLOCK_GROUPS).zip(blocks) {
+        *block = bytemuck::Zeroable::zeroed();
+        for (g, x) in x.chunks_exact(GROUP).enumerate() {
+            let largest = x.iter().map(|x| x.abs().to_bits()).fold(0, u32::max);
+            let (scale, inverse) = group_scale(largest);
+            block.scales[g] = scale;
+            for (quant, x) in block.quants[g].iter_mut().zip(x) {
+                *quant = (x * inverse).round_ties_even() as i8;
+            }
+            for (sum, quants) in block.sums[g].iter_mut().zip(block.quants[g].as_chunks::<4>().0) {
+                *sum = quants.iter().map(|&quant| i32::from(quant)).sum();
+            }
+        }
     }
 }
 
@@ -115,7 +188,7 @@ fn pack_rows<F: Format>(rows: &[&[u8]], cols: usize, panel: &mut [f32]) {
         panel.fill(0.0);
     }
     for (r, row) in rows.iter().enumerate() {
-        for_chunks::<F>(row, cols, |first, weights| {
+        for_pieces::<F>(row, cols, |first, weights| {
             for (i, &weight) in weights.iter().enumerate() {
                 panel[(first + i) * PANEL + r] = weight;
             }
@@ -151,7 +224,7 @@ fn scores(keys: &[u8], queries: &[f32], head_dim: usize, out: &mut [f32]) {
     let count = keys.len() / (2 * head_dim);
     for (query, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(count)) {
         for (key, out) in keys.chunks_exact(2 * head_dim).zip(out) {
-            dot::<F16>(&[key], query, std::slice::from_mut(out), 0);
+            *out = dot_floats::<F16>(key, query);
         }
     }
 }
@@ -161,7 +234,7 @@ fn weigh(values: &[u8], shares: &[f32], head_dim: usize, out: &mut [f32]) {
     out.fill(0.0);
     for (out, shares) in out.chunks_exact_mut(head_dim).zip(shares.chunks_exact(count)) {
         for (value, &share) in values.chunks_exact(2 * head_dim).zip(shares) {
-            axpy::<F16>(&[value], &[share], out, 0);
+            axpy_floats::<F16>(value, share, out);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Every function of every instruction set against plain arithmetic in f64: nothing, one, tails, unaligned rows,
 //! extremes, random numbers.
 
-use super::{Kernels, Ops, PANEL, Tile};
+use super::quantise::{BLOCK_GROUPS, GROUP, QuantBlock, block_count};
+use super::{Activations, Kernels, Ops, PANEL, Tile};
 use half::f16;
 use ls_bundle::model::DType;
 use ls_compute::conformance::Rng;
@@ -12,7 +13,8 @@ const SUM_ERROR: f64 = 2e-6;
 /// Largest accepted relative error of an exponential.
 const EXP_ERROR: f64 = 1e-6;
 /// Lengths around the widths of vectors, steps and groups.
-const LENGTHS: [usize; 17] = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 64, 96, 200, 576];
+const LENGTHS: [usize; 19] =
+    [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 64, 96, 200, 256, 288, 576];
 const DTYPES: [DType; 3] = [DType::F16, DType::Q8_0, DType::Q4_0];
 
 /// Test data of one seed.
@@ -91,14 +93,22 @@ fn dot_sums_products(ops: &Ops, draw: &mut Draw) {
         for (cols, count) in lengths(dtype).flat_map(|cols| [1, 2, 3, 4].map(|n| (cols, n))) {
             let (bytes, meant) = draw.rows(dtype, count, cols);
             let rows = slices(&bytes, dtype, cols);
-            let x = draw.floats(cols);
+            let floats = draw.floats(cols);
+            let quants = quantised(ops, &floats);
+            let x = Activations { floats: &floats, quants: &quants };
             let mut out = vec![f32::NAN; count];
-            (ops.rows(dtype).dot)(&rows, &x, &mut out, 64);
+            (ops.rows(dtype).dot)(&rows, x, &mut out, 64);
+            let factors = if dtype == DType::F16 { floats.clone() } else { meaning(&quants, cols) };
             for (i, row) in meant.iter().enumerate() {
-                assert_sum(out[i], row.iter().zip(&x).map(|(w, x)| product(w, x)));
+                assert_sum(out[i], row.iter().zip(&factors).map(|(w, x)| product(w, x)));
                 let mut alone = [f32::NAN];
-                (ops.rows(dtype).dot)(&rows[i..=i], &x, &mut alone, 0);
+                (ops.rows(dtype).dot)(&rows[i..=i], x, &mut alone, 0);
                 assert_eq!(alone[0].to_bits(), out[i].to_bits(), "a row depends on its neighbours");
+            }
+            if dtype != DType::F16 {
+                let mut plain = vec![f32::NAN; count];
+                (super::scalar::OPS.rows(dtype).dot)(&rows, x, &mut plain, 0);
+                assert_eq!(bits(&plain), bits(&out), "not what scalar kernels give");
             }
         }
     }
@@ -117,11 +127,67 @@ fn axpy_adds_row_after_row(ops: &Ops, draw: &mut Draw) {
                 (ops.rows(dtype).axpy)(&[row], &weights[i..=i], &mut one_by_one, 0);
             }
             assert_eq!(bits(&together), bits(&one_by_one), "rows are not added one by one");
+            if dtype != DType::F16 {
+                let mut plain = start.clone();
+                (super::scalar::OPS.rows(dtype).axpy)(&rows, &weights, &mut plain, 0);
+                assert_eq!(bits(&plain), bits(&together), "not what scalar kernels give");
+            }
             for (k, &got) in together.iter().enumerate() {
                 let terms = meant.iter().zip(&weights).map(|(row, w)| product(&row[k], w));
                 assert_sum(got, terms.chain([f64::from(start[k])]));
             }
         }
+    }
+}
+
+fn quantised(ops: &Ops, x: &[f32]) -> Vec<QuantBlock> {
+    let mut blocks = vec![bytemuck::Zeroable::zeroed(); block_count(x.len())];
+    if x.len().is_multiple_of(GROUP) {
+        // What an earlier, longer vector has left.
+        blocks.fill(QuantBlock {
+            quants: [[99; 32]; 8],
+            sums: [[99; 8]; 8],
+            scales: [f32::NAN; 8],
+        });
+        (ops.quantise)(x, &mut blocks);
+    }
+    blocks
+}
+
+/// The first `len` activations of what has been quantised.
+fn meaning(blocks: &[QuantBlock], len: usize) -> Vec<f32> {
+    let groups = blocks.iter().flat_map(|block| block.quants.iter().zip(block.scales));
+    let all = groups.flat_map(|(quants, scale)| quants.map(|quant| scale * f32::from(quant)));
+    all.take(len).collect()
+}
+
+fn quantising_rounds_to_nearest(ops: &Ops, draw: &mut Draw) {
+    for len in lengths(DType::Q8_0) {
+        let mut x = draw.floats(len);
+        if len >= 64 {
+            // Nothing, and too little to have an inverse.
+            x[..32].fill(0.0);
+            x[32..64].fill(1e-39);
+        }
+        let blocks = quantised(ops, &x);
+        assert_eq!(blocks, quantised(&super::scalar::OPS, &x), "not what scalar kernels give");
+        for ((x, got), group) in x.chunks(GROUP).zip(meaning(&blocks, len).chunks(GROUP)).zip(0..) {
+            let block = &blocks[group / BLOCK_GROUPS];
+            let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+            // Half a step, and what rounding the scale costs.
+            let error = (largest / 127.0 * 0.501).max(1e-30);
+            assert!(x.iter().zip(got).all(|(x, got)| (x - got).abs() <= error), "{x:?} {got:?}");
+            let quants = &block.quants[group % BLOCK_GROUPS];
+            for (sum, quants) in block.sums[group % BLOCK_GROUPS].iter().zip(quants.chunks(4)) {
+                assert_eq!(*sum, quants.iter().map(|&quant| i32::from(quant)).sum::<i32>());
+            }
+        }
+    }
+    for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = draw.floats(64);
+        x[40] = bad;
+        let blocks = quantised(ops, &x);
+        assert!(blocks[0].scales[0].is_finite() && blocks[0].scales[1].is_nan(), "{bad} vanishes");
     }
 }
 
@@ -288,18 +354,15 @@ fn extremes_stay_in_bounds(ops: &Ops) {
     assert!(gate[4].is_nan());
 }
 
-/// The suite for one instruction set.
+/// The suite for one instruction set, if this CPU has it.
 macro_rules! suite {
-    ($name:ident, $kernels:expr) => {
+    ($name:ident) => {
         mod $name {
             use super::*;
 
-            fn draw(test: u64) -> (&'static Ops, Draw) {
-                let ops = $kernels.0;
-                let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("a clock");
-                let seed = clock.as_nanos() as u64 ^ test;
-                eprintln!("{} kernels, seed {seed}", ops.name);
-                (ops, Draw(Rng(seed)))
+            fn ops() -> Option<&'static Ops> {
+                let mut available = Kernels::available();
+                available.find(|kernels| kernels.name() == stringify!($name)).map(|k| k.0)
             }
 
             suite!(@test dot_sums_products 1);
@@ -308,21 +371,29 @@ macro_rules! suite {
             suite!(@test gemm_multiplies 4);
             suite!(@test attention_scores_and_weighs 5);
             suite!(@test norm_swiglu_and_softmax 6);
+            suite!(@test quantising_rounds_to_nearest 7);
 
             #[test]
             fn extremes_stay_in_bounds() {
-                super::extremes_stay_in_bounds($kernels.0);
+                if let Some(ops) = ops() {
+                    super::extremes_stay_in_bounds(ops);
+                }
             }
         }
     };
     (@test $test:ident $number:literal) => {
         #[test]
         fn $test() {
-            let (ops, mut draw) = draw($number);
-            super::$test(ops, &mut draw);
+            let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("a clock");
+            let seed = clock.as_nanos() as u64 ^ $number;
+            if let Some(ops) = ops() {
+                eprintln!("{} kernels, seed {seed}", ops.name);
+                super::$test(ops, &mut Draw(Rng(seed)));
+            }
         }
     };
 }
 
-suite!(scalar, Kernels::scalar());
-suite!(detected, Kernels::detect());
+suite!(scalar);
+suite!(avx2);
+suite!(avx512);
