@@ -1,5 +1,5 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo test check bench golden setup model fmt
+.PHONY: demo test check bench golden setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
@@ -7,7 +7,7 @@ VOCABS := artifacts/vocabs/ggml-vocab-qwen2.gguf
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROMPT := Once upon a time, in a small village by the sea, there lived
 
-demo: $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of its size.
+demo: release $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of its size.
 	$(TARGET)/release/ls-run generate $(BUNDLE) --memory 96MiB --context 512 --echo -n 100 --prompt "$(PROMPT)"
 
 test: $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
@@ -21,7 +21,7 @@ check: setup   ## Formatting, lints, tidiness.
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	cargo test --quiet --locked -p ls-tidy
 
-bench: $(BUNDLE)   ## Speed at several budgets, beside what the machine allows.
+bench: release $(BUNDLE)   ## Speed at several budgets, beside what the machine allows.
 	for memory in 400MiB 192MiB 128MiB 96MiB; do $(TARGET)/release/ls-run bench $(BUNDLE) --memory $$memory; done
 
 golden: setup   ## Regenerate the golden files; review the diff.
@@ -39,6 +39,8 @@ $(MODEL): | setup
 $(VOCABS): | setup
 	python3 tools/fetch-vocabs.py $(dir $(VOCABS))
 
-$(BUNDLE): $(MODEL) | setup
+release: setup
 	cargo build --release --locked -p ls-run -p ls-prep
+
+$(BUNDLE): $(MODEL) | release
 	$(TARGET)/release/ls-prep import $(MODEL) --out $(BUNDLE)

@@ -3,6 +3,7 @@
 #[expect(dead_code, reason = "this test computes with a real backend")]
 mod sample;
 
+use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_cpu::{CpuBackend, Kernels};
 use ls_engine::Engine;
@@ -13,10 +14,38 @@ use std::sync::Arc;
 
 const CONTEXT: u32 = 64;
 
+#[derive(Debug)]
 struct Case {
     share: f64,
     threads: usize,
     pass_tokens: u32,
+}
+
+/// The bits of all logits of a prompt and six tokens.
+fn run(bundle: &Bundle, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32> {
+    let request = PlanRequest {
+        budget: Budget::WeightCache(case.share),
+        fixed: ByteCount::ZERO,
+        context: Some(CONTEXT),
+        prompt_tokens: case.pass_tokens,
+        alignment: store.alignment(),
+        request_bytes: 30_000,
+        depth: 3,
+    };
+    let none = |_, _| BackendBytes::default();
+    let plan = MemoryPlan::fit(&request, bundle.model(), bundle.weights(), &none).unwrap();
+    let (vectors, pass, threads) = (bundle.vectors().clone(), plan.pass_tokens, case.threads);
+    let backend =
+        CpuBackend::new(bundle.model(), vectors, CONTEXT, pass, 0, threads, Kernels::detect())
+            .unwrap();
+    let mut engine = Engine::open(bundle, &plan, store, Box::new(backend), &mut |_| {}).unwrap();
+    let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();
+    let mut bits: Vec<u32> =
+        engine.prefill(&prompt, 6).unwrap().iter().map(|l| l.to_bits()).collect();
+    for token in [3, 499, 250, 3, 17, 80] {
+        bits.extend(engine.decode(token, 0).unwrap().iter().map(|l| l.to_bits()));
+    }
+    bits
 }
 
 #[test]
@@ -26,71 +55,30 @@ fn logits_have_the_same_bits_at_every_budget_and_thread_count() {
         let path = folder.path().join("sample.lsb");
         let bundle = write_bundle(&path, config(tied), 2);
         let bytes = Arc::new(std::fs::read(&path).unwrap());
-        let run = |case: &Case, store: Box<dyn BlockStore>| -> Vec<u32> {
-            let request = PlanRequest {
-                budget: Budget::WeightCache(case.share),
-                fixed: ByteCount::ZERO,
-                context: Some(CONTEXT),
-                prompt_tokens: case.pass_tokens,
-                alignment: store.alignment(),
-                request_bytes: 30_000,
-                depth: 3,
-            };
-            let none = |_, _| BackendBytes::default();
-            let plan = MemoryPlan::fit(&request, bundle.model(), bundle.weights(), &none).unwrap();
-            let vectors = bundle.vectors().clone();
-            let (pass, threads) = (plan.pass_tokens, case.threads);
-            let backend = CpuBackend::new(
-                bundle.model(),
-                vectors,
-                CONTEXT,
-                pass,
-                0,
-                threads,
-                Kernels::detect(),
-            )
-            .unwrap();
-            let mut engine =
-                Engine::open(&bundle, &plan, store, Box::new(backend), &mut |_| {}).unwrap();
-            let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();
-            let mut bits: Vec<u32> =
-                engine.prefill(&prompt, 6).unwrap().iter().map(|l| l.to_bits()).collect();
-            for token in [3, 499, 250, 3, 17, 80] {
-                bits.extend(engine.decode(token, 0).unwrap().iter().map(|l| l.to_bits()));
-            }
-            bits
-        };
         let simulated = |seed| -> Box<dyn BlockStore> {
             let alignment = Alignment { offset: 512, memory: 512 };
             let options =
                 SimOptions { seed, alignment, latency_us: 1..900, ..SimOptions::default() };
             Box::new(SimStore::new(bytes.clone(), options))
         };
-        let resident = run(&Case { share: 1.0, threads: 1, pass_tokens: 23 }, simulated(0));
-        assert!(
-            resident.iter().any(|&bits| f32::from_bits(bits).abs() > 1e-3),
-            "logits say something"
-        );
+        let whole = Case { share: 1.0, threads: 1, pass_tokens: 23 };
+        let resident = run(&bundle, &whole, simulated(0));
+        let says_something = resident.iter().any(|&bits| f32::from_bits(bits).abs() > 1e-3);
+        assert!(says_something, "all logits are zero");
         for seed in 0..12u32 {
             let case = Case {
                 share: f64::from(seed) / 12.0,
                 threads: 1 + seed as usize % 4,
                 pass_tokens: [23, 5, 1][seed as usize % 3],
             };
-            let found = run(&case, simulated(u64::from(seed)));
-            assert!(
-                found == resident,
-                "share {}, {} threads, passes of {}",
-                case.share,
-                case.threads,
-                case.pass_tokens
-            );
+            let found = run(&bundle, &case, simulated(u64::from(seed)));
+            assert!(found == resident, "{case:?}");
         }
         for prefer in [Prefer::Auto, Prefer::Pread] {
-            let opened =
-                ls_io::open(&path, &StoreOptions { depth: 16, prefer, direct: true }).unwrap();
-            let found = run(&Case { share: 0.3, threads: 2, pass_tokens: 23 }, opened.store);
-            assert!(found == resident, "from a file, {prefer:?}");
+            let options = StoreOptions { depth: 16, prefer, direct: true };
+            let store = ls_io::open(&path, &options).unwrap().store;
+            let case = Case { share: 0.3, threads: 2, pass_tokens: 23 };
+            assert!(run(&bundle, &case, store) == resident, "from a file, {prefer:?}");
         }
     }
 }

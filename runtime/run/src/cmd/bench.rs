@@ -5,6 +5,7 @@ use crate::cmd::plan::Machine;
 use crate::cmd::{extend, plan_json, print_json, print_line};
 use crate::session::{Session, Workload, peak_resident};
 use ls_bundle::ids::ByteCount;
+use ls_engine::Engine;
 use ls_engine::sampler::{Sampler, SamplerOptions};
 use std::time::Instant;
 
@@ -29,59 +30,81 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let (store, threads) = (session.store().name(), session.threads);
     let (bundle, mut engine) = session.start(&plan, workload)?;
     for rep in 0..args.reps {
-        engine.rewind(0);
-        let before = engine.stats();
-        let mut sampler = Sampler::new(SamplerOptions::default(), bundle.model().vocab_size, &[]);
-        let started = Instant::now();
-        let mut token = sampler.sample(engine.prefill(&prompt, u64::from(args.n_predict))?);
-        let ttft_s = started.elapsed().as_secs_f64();
-        let (read_before, decoding) = (engine.bytes_read(), Instant::now());
-        for left in (0..args.n_predict).rev() {
-            token = sampler.sample(engine.decode(token, u64::from(left))?);
-        }
-        let decode_s = decoding.elapsed().as_secs_f64();
-        let bytes_per_token = (engine.bytes_read() - read_before) / u64::from(args.n_predict);
-        let after = engine.stats();
+        let run = repetition(args, &mut engine, bundle.model().vocab_size, &prompt)?;
         // The bound is measured beside each repetition: machines change from second to second.
         let machine = Machine::of(&mut engine, threads, &plan)?;
         let position = args.prompt_tokens + args.n_predict / 2;
         let bound_tok_s = machine.bound_tok_s(bundle.model(), bundle.weights(), &plan, position);
-        let decode_tok_s = f64::from(args.n_predict) / decode_s;
+        let peak = peak_resident()?;
+        if !args.json {
+            print_line(&format!(
+                "decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
+                 peak {} of {}",
+                run.decode_tok_s,
+                100.0 * run.decode_tok_s / bound_tok_s,
+                prompt.len() as f64 / run.ttft_s,
+                ByteCount(run.bytes_per_token),
+                ByteCount(peak),
+                plan.budget,
+            ))?;
+            continue;
+        }
         let mut object = serde_json::json!({
             "rep": rep,
             "system": "dense",
             "simd": ls_cpu::Kernels::detect().name(),
             "store": store,
             "threads": threads,
-            "prompt_tokens": args.prompt_tokens,
+            "prompt_tokens": prompt.len(),
             "decode_tokens": args.n_predict,
-            "decode_tok_s": decode_tok_s,
-            "prefill_tok_s": prompt.len() as f64 / ttft_s,
-            "ttft_s": ttft_s,
-            "load_s": after.load.as_secs_f64(),
-            "stalled_s": (after.stalled - before.stalled).as_secs_f64(),
-            "bytes_read_per_token": bytes_per_token,
+            "decode_tok_s": run.decode_tok_s,
+            "prefill_tok_s": prompt.len() as f64 / run.ttft_s,
+            "ttft_s": run.ttft_s,
+            "load_s": engine.stats().load.as_secs_f64(),
+            "stalled_s": run.stalled_s,
+            "bytes_read_per_token": run.bytes_per_token,
             "planned_bytes_per_token": plan.streamed(bundle.weights()).0,
-            "peak_rss_bytes": peak_resident()?,
+            "peak_rss_bytes": peak,
             "disk_bytes_s": machine.disk_bytes_s,
             "memory_bytes_s": machine.memory_bytes_s,
             "bound_tok_s": bound_tok_s,
-            "bound_fraction": decode_tok_s / bound_tok_s,
+            "bound_fraction": run.decode_tok_s / bound_tok_s,
         });
         extend(&mut object, plan_json(&plan));
-        if args.json {
-            print_json(&object)?;
-        } else {
-            print_line(&format!(
-                "decode {decode_tok_s:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read \
-                 a token, peak {} of {}",
-                100.0 * decode_tok_s / bound_tok_s,
-                prompt.len() as f64 / ttft_s,
-                ByteCount(bytes_per_token),
-                ByteCount(peak_resident()?),
-                plan.budget,
-            ))?;
-        }
+        print_json(&object)?;
     }
     Ok(())
+}
+
+/// What one repetition measured.
+struct Repetition {
+    ttft_s: f64,
+    decode_tok_s: f64,
+    bytes_per_token: u64,
+    stalled_s: f64,
+}
+
+fn repetition(
+    args: &BenchArgs,
+    engine: &mut Engine,
+    vocab_size: u32,
+    prompt: &[u32],
+) -> anyhow::Result<Repetition> {
+    engine.rewind(0);
+    let stalled_before = engine.stats().stalled;
+    let mut sampler = Sampler::new(SamplerOptions::default(), vocab_size, &[]);
+    let started = Instant::now();
+    let mut token = sampler.sample(engine.prefill(prompt, u64::from(args.n_predict))?);
+    let ttft_s = started.elapsed().as_secs_f64();
+    let (read_before, decoding) = (engine.bytes_read(), Instant::now());
+    for left in (0..args.n_predict).rev() {
+        token = sampler.sample(engine.decode(token, u64::from(left))?);
+    }
+    let decode_s = decoding.elapsed().as_secs_f64();
+    Ok(Repetition {
+        ttft_s,
+        decode_tok_s: f64::from(args.n_predict) / decode_s,
+        bytes_per_token: (engine.bytes_read() - read_before) / u64::from(args.n_predict),
+        stalled_s: (engine.stats().stalled - stalled_before).as_secs_f64(),
+    })
 }
