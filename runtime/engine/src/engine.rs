@@ -2,6 +2,7 @@
 //!
 //! Dense for now: every neuron of every layer runs, in file order.
 
+use crate::checker::{Checker, Verify};
 use crate::error::EngineError;
 use crate::memory::{MemoryPlan, ROW_BUFFERS};
 use crate::program::{self, MAX_PARTS, Program, Source, Step};
@@ -13,6 +14,7 @@ use ls_bundle::model::{MatrixExtent, WeightMap};
 use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart};
 use ls_io::BlockStore;
 use ls_sync::Slot;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The resident prefix of a section.
@@ -36,6 +38,7 @@ pub struct Engine {
     map: WeightMap,
     program: Program,
     stream: Stream,
+    checker: Checker,
     resident: Vec<Option<Resident>>,
     backend: Box<dyn ComputeBackend>,
     context: u32,
@@ -56,8 +59,9 @@ impl std::fmt::Debug for Engine {
 impl Engine {
     /// Loads what the plan keeps resident; `progress` hears of loaded bytes. The last allocation happens here.
     pub fn open(
-        bundle: &Bundle,
+        bundle: &Arc<Bundle>,
         plan: &MemoryPlan,
+        verify: Verify,
         store: Box<dyn BlockStore>,
         backend: Box<dyn ComputeBackend>,
         progress: &mut dyn FnMut(u64),
@@ -71,7 +75,12 @@ impl Engine {
         let mut stream = Stream::new(store, &program.pieces, plan.depth, row_bytes, row_buffers)?;
         let kept: Vec<Extent> =
             program.sections.iter().map(|s| s.resident()).filter(|e| e.len > 0).collect();
-        let mut loaded = stream.load(&kept, progress)?.into_iter();
+        let loaded = stream.load(&kept, progress)?;
+        let checker = Checker::new(Arc::clone(bundle), verify, &program.pieces);
+        for (&extent, (slot, skip)) in kept.iter().zip(&loaded) {
+            checker.resident(extent, &slot.bytes()[*skip..])?;
+        }
+        let mut loaded = loaded.into_iter();
         let resident = program
             .sections
             .iter()
@@ -89,6 +98,7 @@ impl Engine {
             map,
             program,
             stream,
+            checker,
             resident,
             backend,
             context: plan.context,
@@ -218,6 +228,7 @@ impl Engine {
         let count = u32::try_from(tokens.len()).expect("a pass is at most a context long");
         let pass = Pass { first_position: self.position, tokens: count, outputs, decode };
         self.backend.begin(pass);
+        self.checker.begin();
         self.stream.pump()?;
         self.embed(tokens)?;
         for index in 0..self.program.steps.len() {
@@ -277,7 +288,7 @@ impl Engine {
             Step::Release(piece) => self.stream.release(piece),
             Step::Project { layer, first, count } => {
                 let parts = &self.program.parts[first as usize..(first + count) as usize];
-                self.stream.arrive(parts[0].source, &mut self.stats)?;
+                arrive(parts[0].source, &mut self.stream, &mut self.checker, &mut self.stats)?;
                 let extents = &self.map.layers[layer.index()];
                 let mut given = [None; MAX_PARTS];
                 for (slot, part) in given.iter_mut().zip(parts) {
@@ -291,19 +302,35 @@ impl Engine {
                 self.backend.project(layer, &given[..parts.len()]);
             }
             Step::Mlp { layer, first_block, blocks, source } => {
-                self.stream.arrive(source, &mut self.stats)?;
+                arrive(source, &mut self.stream, &mut self.checker, &mut self.stats)?;
                 let bytes = weights(&self.resident, &self.stream, source);
                 let ffn = &self.map.layers[layer.index()].ffn;
                 self.backend.mlp(layer, &NeuronBlocks::new(ffn, first_block, blocks, bytes));
             }
             Step::Head { first_row, rows, source } => {
-                self.stream.arrive(source, &mut self.stats)?;
+                arrive(source, &mut self.stream, &mut self.checker, &mut self.stats)?;
                 let bytes = weights(&self.resident, &self.stream, source);
                 let matrix = self.map.head.as_ref().unwrap_or(&self.map.embedding);
                 self.backend.head(&MatrixRows::new(matrix, first_row, rows, bytes));
             }
         }
         Ok(())
+    }
+}
+
+/// Waits until the weights at `source` are in memory, and checks them if they are new.
+fn arrive(
+    source: Source,
+    stream: &mut Stream,
+    checker: &mut Checker,
+    stats: &mut Stats,
+) -> Result<(), EngineError> {
+    match source {
+        Source::Resident { .. } => Ok(()),
+        Source::Piece { piece, .. } => {
+            stream.wait(piece, stats)?;
+            checker.piece(piece, stream.bytes(piece))
+        }
     }
 }
 

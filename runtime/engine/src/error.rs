@@ -15,6 +15,8 @@ enum Inner {
     Memory(ls_sync::AllocateError),
     #[error(transparent)]
     Budget(BudgetTooSmall),
+    #[error("{0}")]
+    Bundle(ls_bundle::BundleError),
     #[error(
         "the prompt has {prompt} tokens, the context holds {context}; raise --context or shorten the prompt"
     )]
@@ -49,6 +51,10 @@ impl EngineError {
         Inner::Memory(error).into()
     }
 
+    pub(crate) fn bundle(error: ls_bundle::BundleError) -> EngineError {
+        Inner::Bundle(error).into()
+    }
+
     pub(crate) fn context_full(prompt: u64, context: u32) -> EngineError {
         Inner::ContextFull { prompt, context }.into()
     }
@@ -69,7 +75,7 @@ impl EngineError {
             Inner::Memory(_) => EngineErrorKind::Memory,
             Inner::Budget(_) => EngineErrorKind::Budget,
             Inner::ContextFull { .. } | Inner::EmptyPrompt => EngineErrorKind::Request,
-            Inner::Tokenizer(_) => EngineErrorKind::Corrupt,
+            Inner::Bundle(_) | Inner::Tokenizer(_) => EngineErrorKind::Corrupt,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! how the rest comes by in time.
 #![forbid(unsafe_code)]
 
+mod checker;
 pub mod engine;
 mod error;
 pub mod memory;
@@ -13,5 +14,6 @@ pub mod stats;
 pub mod stream;
 pub mod tokenizer;
 
+pub use checker::Verify;
 pub use engine::Engine;
 pub use error::{EngineError, EngineErrorKind};

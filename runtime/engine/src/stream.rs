@@ -5,7 +5,6 @@
 //! cannot be overwritten. Nothing is allocated after `new`.
 
 use crate::error::EngineError;
-use crate::program::Source;
 use crate::stats::Stats;
 use ls_bundle::extent::Extent;
 use ls_io::{Alignment, BlockRead, BlockStore, Completion, Wait};
@@ -210,14 +209,6 @@ impl Stream {
         match self.failure.take() {
             Some(error) => Err(EngineError::io(error)),
             None => Ok(()),
-        }
-    }
-
-    /// Waits until the weights at `source` are in memory.
-    pub fn arrive(&mut self, source: Source, stats: &mut Stats) -> Result<(), EngineError> {
-        match source {
-            Source::Resident { .. } => Ok(()),
-            Source::Piece { piece, .. } => self.wait(piece, stats),
         }
     }
 

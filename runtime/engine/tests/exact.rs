@@ -6,8 +6,8 @@ mod sample;
 use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_cpu::{CpuBackend, Kernels};
-use ls_engine::Engine;
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
+use ls_engine::{Engine, Verify};
 use ls_io::{Alignment, BlockStore, Prefer, SimOptions, SimStore, StoreOptions};
 use sample::{config, write_bundle};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ struct Case {
 }
 
 /// The bits of all logits of a prompt and six tokens.
-fn run(bundle: &Bundle, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32> {
+fn run(bundle: &Arc<Bundle>, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32> {
     let request = PlanRequest {
         budget: Budget::WeightCache(case.share),
         fixed: ByteCount::ZERO,
@@ -38,7 +38,8 @@ fn run(bundle: &Bundle, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32> {
     let backend =
         CpuBackend::new(bundle.model(), vectors, CONTEXT, pass, 0, threads, Kernels::detect())
             .unwrap();
-    let mut engine = Engine::open(bundle, &plan, store, Box::new(backend), &mut |_| {}).unwrap();
+    let mut engine =
+        Engine::open(bundle, &plan, Verify::Always, store, Box::new(backend), &mut |_| {}).unwrap();
     let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();
     let mut bits: Vec<u32> =
         engine.prefill(&prompt, 6).unwrap().iter().map(|l| l.to_bits()).collect();
@@ -53,7 +54,7 @@ fn logits_have_the_same_bits_at_every_budget_and_thread_count() {
     for tied in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sample.lsb");
-        let bundle = write_bundle(&path, config(tied), 2);
+        let bundle = Arc::new(write_bundle(&path, config(tied), 2));
         let bytes = Arc::new(std::fs::read(&path).unwrap());
         let simulated = |seed| -> Box<dyn BlockStore> {
             let alignment = Alignment { offset: 512, memory: 512 };

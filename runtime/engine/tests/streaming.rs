@@ -5,7 +5,7 @@ mod sample;
 use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
-use ls_engine::{Engine, EngineErrorKind};
+use ls_engine::{Engine, EngineErrorKind, Verify};
 use ls_io::{BlockStore, Faults, SimOptions, SimStore};
 use sample::{HashBackend, config, write_bundle};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -37,17 +37,18 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 struct Sample {
+    verify: Verify,
     _folder: tempfile::TempDir,
-    bundle: Bundle,
+    bundle: Arc<Bundle>,
     bytes: Arc<Vec<u8>>,
 }
 
 fn sample(tied: bool) -> Sample {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sample.lsb");
-    let bundle = write_bundle(&path, config(tied), 2);
+    let bundle = Arc::new(write_bundle(&path, config(tied), 2));
     let bytes = Arc::new(std::fs::read(&path).unwrap());
-    Sample { _folder: folder, bundle, bytes }
+    Sample { verify: Verify::First, _folder: folder, bundle, bytes }
 }
 
 impl Sample {
@@ -71,7 +72,8 @@ impl Sample {
         options: SimOptions,
     ) -> Result<Engine, ls_engine::EngineError> {
         let store: Box<dyn BlockStore> = Box::new(SimStore::new(self.bytes.clone(), options));
-        Engine::open(&self.bundle, plan, store, Box::new(HashBackend::new()), &mut |_| {})
+        let backend = Box::new(HashBackend::new());
+        Engine::open(&self.bundle, plan, self.verify, store, backend, &mut |_| {})
     }
 
     /// A prompt of two passes and four tokens: everything that the backend said.
@@ -129,6 +131,52 @@ fn a_fault_gives_a_retry_or_an_error_never_other_weights() {
         }
     }
     assert!(passed > 0 && failed > 0, "{passed} passed, {failed} failed: both must be seen");
+}
+
+/// Every bit of every weight is covered: a byte that the disk always gives back wrong stops the run and is named,
+/// wherever it is and whatever is resident.
+#[test]
+fn a_damaged_block_never_becomes_a_token() {
+    for tied in [true, false] {
+        let sample = sample(tied);
+        let resident = sample.run(1.0, seeded(0)).unwrap();
+        let blocks: Vec<_> = sample.bundle.blocks().collect();
+        for (index, block) in blocks.iter().enumerate().step_by(7) {
+            let at = block.extent.offset + index as u64 * 131 % block.extent.len;
+            let faults = Faults { flipped_bytes: vec![at], ..Faults::default() };
+            let share = index as f64 / blocks.len() as f64;
+            match sample.run(share, SimOptions { faults, ..seeded(index as u64) }) {
+                Err(error) => {
+                    assert_eq!(error.kind(), EngineErrorKind::Corrupt, "{error}");
+                    assert!(
+                        error.to_string().contains(&block.name.to_string()),
+                        "{error} names {}",
+                        block.name
+                    );
+                }
+                // Rows of an untied embedding that nobody asked for.
+                Ok(said) => assert!(!tied && said == resident, "{} is damaged", block.name),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flip_on_the_way_is_found_when_every_read_is_checked() {
+    let sample = Sample { verify: Verify::Always, ..sample(true) };
+    let resident = sample.run(1.0, seeded(0)).unwrap();
+    let mut found = 0;
+    for seed in 0..60 {
+        let faults = Faults { flip_per_mille: 100, ..Faults::default() };
+        match sample.run(0.2, SimOptions { faults, ..seeded(seed) }) {
+            Ok(said) => assert_eq!(said, resident, "seed {seed}"),
+            Err(error) => {
+                assert_eq!(error.kind(), EngineErrorKind::Corrupt, "{error}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 5, "{found} flips found");
 }
 
 #[test]

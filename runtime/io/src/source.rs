@@ -44,6 +44,12 @@ pub(crate) struct Source {
 }
 
 impl Source {
+    /// Gives up the pages of this file that are in the cache: what was read before this source was opened, the small
+    /// parts of a bundle for one, would count against a memory limit for as long as the file is used.
+    pub(crate) fn drop_cached(&self) {
+        advise(&self.file, 0, 0, Advice::DontNeed);
+    }
+
     /// Opens `path`; directly if `direct` and possible, with a warning if only the latter fails.
     pub(crate) fn open(
         path: &Path,

@@ -170,11 +170,13 @@ impl std::fmt::Debug for Opened {
 
 /// Opens the file at `path` for reading.
 ///
-/// Direct I/O is proven with a read before this returns, so alignment and store are final.
+/// Direct I/O is proven with a read before this returns, so alignment and store are final. Pages of the file that are
+/// in the page cache by now are given up.
 pub fn open(path: &Path, options: &StoreOptions) -> Result<Opened, IoError> {
     let depth = options.depth.clamp(1, MAX_DEPTH);
     let mut warnings = Vec::new();
     let source = Arc::new(Source::open(path, options.direct, &mut warnings)?);
+    source.drop_cached();
     let ring = match options.prefer {
         Prefer::Pread => false,
         Prefer::Uring => true,

@@ -75,3 +75,19 @@ fn reads_leave_almost_no_page_in_the_cache() {
     std::fs::read(file.path()).unwrap();
     assert!(cached_pages(file.as_file()) > 1000);
 }
+
+#[test]
+fn opening_gives_up_what_was_cached_before() {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(&vec![7; FILE_BYTES]).unwrap();
+    file.as_file().sync_all().unwrap();
+    if empty_cache(file.as_file()).is_none() {
+        eprintln!("this file system is the page cache itself: nothing to check");
+        return;
+    }
+    assert_eq!(std::fs::read(file.path()).unwrap().len(), FILE_BYTES);
+    assert!(cached_pages(file.as_file()) > FILE_BYTES / 4096 / 2, "a plain read fills the cache");
+    let opened = open(file.path(), &StoreOptions::default()).unwrap();
+    assert!(cached_pages(file.as_file()) <= 8, "{} pages are left", cached_pages(file.as_file()));
+    drop(opened);
+}

@@ -84,6 +84,20 @@ pub(crate) struct RunArgs {
     /// How the bundle is read.
     #[arg(long, value_enum, default_value = "auto", hide_short_help = true)]
     pub(crate) io: IoChoice,
+    /// When weights are held against their checksums.
+    #[arg(long, value_enum, default_value = "first", hide_short_help = true)]
+    pub(crate) verify: VerifyChoice,
+}
+
+/// When weights are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VerifyChoice {
+    /// Never.
+    Never,
+    /// When they are read for the first time.
+    First,
+    /// Whenever they are read.
+    Always,
 }
 
 /// How the bundle is read.

@@ -1,14 +1,15 @@
 //! [`Session`]: from flags to an open engine, with every byte planned on the way.
 
-use crate::args::{IoChoice, RunArgs};
+use crate::args::{IoChoice, RunArgs, VerifyChoice};
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
 use ls_cpu::{CpuBackend, Kernels};
 use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
 use ls_engine::tokenizer::{LOAD_PEAK_FACTOR, Tokenizer};
-use ls_engine::{Engine, EngineError};
+use ls_engine::{Engine, EngineError, Verify};
 use ls_io::{BlockStore, Prefer, StoreOptions};
+use std::sync::Arc;
 
 /// Streaming reads: large enough for the disk's full bandwidth, enough in flight to hide its latency.
 const REQUEST_BYTES: u64 = 1 << 20;
@@ -46,7 +47,11 @@ impl std::fmt::Debug for Session {
 impl Session {
     /// Opens the bundle and its store.
     pub(crate) fn open(args: &RunArgs) -> anyhow::Result<Session> {
-        let bundle = Bundle::open_with(&args.bundle, BlockChecksums::Drop)?;
+        let checksums = match args.verify {
+            VerifyChoice::Never => BlockChecksums::Drop,
+            VerifyChoice::First | VerifyChoice::Always => BlockChecksums::Keep,
+        };
+        let bundle = Bundle::open_with(&args.bundle, checksums)?;
         let options = StoreOptions {
             depth: DEPTH + ls_engine::memory::ROW_BUFFERS,
             prefer: match args.io {
@@ -149,7 +154,7 @@ impl Session {
         self,
         plan: &MemoryPlan,
         workload: Workload,
-    ) -> anyhow::Result<(Bundle, Engine)> {
+    ) -> anyhow::Result<(Arc<Bundle>, Engine)> {
         let vectors = self.bundle.vectors().clone();
         let backend = CpuBackend::new(
             self.bundle.model(),
@@ -161,12 +166,16 @@ impl Session {
             Kernels::detect(),
         )?;
         let mut progress = crate::progress::Progress::new("loading", plan.resident().0);
-        let engine =
-            Engine::open(&self.bundle, plan, self.store, Box::new(backend), &mut |bytes| {
-                progress.add(bytes)
-            })?;
+        let verify = match self.args.verify {
+            VerifyChoice::Never => Verify::Never,
+            VerifyChoice::First => Verify::First,
+            VerifyChoice::Always => Verify::Always,
+        };
+        let (bundle, backend) = (Arc::new(self.bundle), Box::new(backend));
+        let progress_of = &mut |bytes| progress.add(bytes);
+        let engine = Engine::open(&bundle, plan, verify, self.store, backend, progress_of)?;
         progress.finish();
-        Ok((self.bundle, engine))
+        Ok((bundle, engine))
     }
 
     /// How the bundle is read, for reports.

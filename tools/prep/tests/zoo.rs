@@ -11,13 +11,14 @@ use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{DType, ModelConfig, RopeScaling, Vectors};
 use ls_cpu::{CpuBackend, Kernels, kv_bytes};
-use ls_engine::Engine;
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest, ROW_BUFFERS};
 use ls_engine::tokenizer::Tokenizer;
+use ls_engine::{Engine, Verify};
 use ls_io::StoreOptions;
 use ls_prep::import::{ImportOptions, import};
 use safetensors::{Dtype, SafeTensors};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 const ZOO: [&str; 9] = [
@@ -115,7 +116,7 @@ fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
 
 /// A model of the zoo as a bundle.
 struct Animal {
-    bundle: Bundle,
+    bundle: Arc<Bundle>,
     expected: Expected,
     _dir: TempDir,
 }
@@ -151,7 +152,11 @@ impl Animal {
             seed: 0,
         };
         import(&options, &mut ()).unwrap_or_else(|error| panic!("{name}: {error}"));
-        Animal { bundle: Bundle::open(&out).unwrap(), expected: Expected::read(&source), _dir: dir }
+        Animal {
+            bundle: Arc::new(Bundle::open(&out).unwrap()),
+            expected: Expected::read(&source),
+            _dir: dir,
+        }
     }
 
     fn engine(&self, setup: Setup) -> Engine {
@@ -182,7 +187,7 @@ impl Animal {
         assert_eq!((context, pass), (CONTEXT, setup.pass_tokens));
         let backend = CpuBackend::new(config, vectors, context, pass, 0, THREADS, setup.kernels);
         let backend = Box::new(backend.unwrap());
-        Engine::open(&self.bundle, &plan, store, backend, &mut |_| {}).unwrap()
+        Engine::open(&self.bundle, &plan, Verify::First, store, backend, &mut |_| {}).unwrap()
     }
 
     /// Every position as the end of a prompt.
