@@ -8,6 +8,7 @@ use crate::error::{PrepError, Result};
 use crate::model::Model;
 use crate::model::roles::{Part, Role};
 use crate::model::weights::{Columns, Rows, Weights};
+use crate::progress::{Phase, Progress};
 use ls_bundle::blocks::{Block, BlockName, Tensor};
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::LayerId;
@@ -34,29 +35,6 @@ pub struct ImportOptions {
     pub block_neurons: u32,
     /// Kept in the bundle for the stages that draw random numbers; import draws none.
     pub seed: u64,
-}
-
-/// A part of the work that takes long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Reading the source once for its hash.
-    Hash,
-    /// Reading weights and writing blocks.
-    Pack,
-}
-
-/// Told how the work goes on.
-pub trait Progress {
-    /// A phase of `total_bytes` begins; the one before has ended.
-    fn begin(&mut self, phase: Phase, total_bytes: u64);
-    /// That many bytes more are done.
-    fn advance(&mut self, bytes: u64);
-}
-
-/// Tells nobody.
-impl Progress for () {
-    fn begin(&mut self, _: Phase, _: u64) {}
-    fn advance(&mut self, _: u64) {}
 }
 
 /// What was made.
@@ -145,7 +123,7 @@ pub fn dtype_name(dtype: DType) -> &'static str {
 }
 
 /// BLAKE3 of a single file; of many, of the list of their names and hashes.
-fn hash(files: &[PathBuf], progress: &mut dyn Progress) -> Result<String> {
+pub fn hash(files: &[PathBuf], progress: &mut dyn Progress) -> Result<String> {
     let mut total_bytes = 0;
     for path in files {
         total_bytes += std::fs::metadata(path).map_err(|source| PrepError::io(path, source))?.len();

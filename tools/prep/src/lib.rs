@@ -6,8 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod artifact;
 pub mod encode;
 pub mod error;
 pub mod exit;
 pub mod import;
+pub mod journal;
+pub mod key;
 pub mod model;
+pub mod progress;
+pub mod stage;

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod progress;
+mod terminal;
 
 use args::{Args, Command, ImportArgs};
 use clap::Parser;
@@ -11,11 +11,11 @@ use ls_bundle::ids::ByteCount;
 use ls_prep::error::{PrepError, Result};
 use ls_prep::exit::Exit;
 use ls_prep::import::{ImportOptions, ImportReport, import};
-use progress::TerminalProgress;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
+use terminal::TerminalProgress;
 
 fn main() -> ExitCode {
     // Wrong arguments end here with clap's message and code 2, which is `Exit::Usage`.

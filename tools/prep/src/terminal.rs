@@ -1,7 +1,7 @@
 //! A progress bar on the terminal, for work that takes longer than a moment.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use ls_prep::import::{Phase, Progress};
+use ls_prep::progress::{Phase, Progress};
 use std::time::{Duration, Instant};
 
 /// Work that is over sooner shows no bar.
@@ -22,22 +22,32 @@ impl TerminalProgress {
 }
 
 impl Progress for TerminalProgress {
-    fn begin(&mut self, phase: Phase, total_bytes: u64) {
+    fn begin(&mut self, phase: Phase, total: u64) {
         self.bar.finish_and_clear();
-        let template = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
-        let style = ProgressStyle::with_template(template).expect("the template is well formed");
+        let (name, unit) = match phase {
+            Phase::Hash => ("hashing", "bytes"),
+            Phase::Pack => ("packing", "bytes"),
+            Phase::Forward => ("forward", "tokens"),
+            Phase::Placement => ("placement", "layers"),
+        };
+        let template = match unit {
+            "bytes" => {
+                "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}, {eta} left".to_owned()
+            }
+            unit => {
+                format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {unit} {{per_sec}}, {{eta}} left")
+            }
+        };
+        let style = ProgressStyle::with_template(&template).expect("the template is well formed");
         let target =
             if self.shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        self.bar = ProgressBar::with_draw_target(Some(total_bytes), target);
+        self.bar = ProgressBar::with_draw_target(Some(total), target);
         self.bar.set_style(style);
-        self.bar.set_message(match phase {
-            Phase::Hash => "hashing",
-            Phase::Pack => "packing",
-        });
+        self.bar.set_message(name);
     }
 
-    fn advance(&mut self, bytes: u64) {
-        self.bar.inc(bytes);
+    fn advance(&mut self, count: u64) {
+        self.bar.inc(count);
         if !self.shown && self.start.elapsed() > PATIENCE {
             self.shown = true;
             self.bar.set_draw_target(ProgressDrawTarget::stderr());

@@ -1,0 +1,28 @@
+//! [`Progress`]: how long work tells how far it is, without knowing who listens.
+
+/// A part of the work that takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Reading the source once for its hash; counted in bytes.
+    Hash,
+    /// Reading weights and writing blocks; counted in bytes.
+    Pack,
+    /// The dense forward; counted in tokens, each once a layer.
+    Forward,
+    /// Measuring orders of neurons; counted in layers.
+    Placement,
+}
+
+/// Told how the work goes on.
+pub trait Progress {
+    /// A phase of `total` bytes or steps begins; the one before has ended.
+    fn begin(&mut self, phase: Phase, total: u64);
+    /// That many more are done.
+    fn advance(&mut self, count: u64);
+}
+
+/// Tells nobody.
+impl Progress for () {
+    fn begin(&mut self, _: Phase, _: u64) {}
+    fn advance(&mut self, _: u64) {}
+}
