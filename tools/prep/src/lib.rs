@@ -15,4 +15,5 @@ pub mod journal;
 pub mod key;
 pub mod model;
 pub mod progress;
+pub mod recipe;
 pub mod stage;

@@ -1,0 +1,295 @@
+//! [`Recipe`]: every hyper-parameter of a preparation, read from TOML.
+//!
+//! Four recipes are built in ([`NAMES`]); `full.toml` states and explains every key. Another recipe, also a file of
+//! the user's, `extends` one of them and says what it changes. Keys that no recipe has are refused, so a misspelt one is
+//! never silently the default.
+
+use crate::error::{PrepError, Result};
+use crate::key::stage_seed;
+use ls_bundle::model::Architecture;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use toml::{Table, Value};
+
+/// The built-in recipes.
+pub const NAMES: [&str; 4] = ["tiny", "quick", "full", "widened"];
+/// Bytes of a recipe file.
+pub const MAX_RECIPE_BYTES: u64 = 1 << 20;
+/// Recipes that may stand behind each other.
+const MAX_DEPTH: usize = 4;
+
+fn built_in(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "tiny" => include_str!("../recipes/tiny.toml"),
+        "quick" => include_str!("../recipes/quick.toml"),
+        "full" => include_str!("../recipes/full.toml"),
+        "widened" => include_str!("../recipes/widened.toml"),
+        _ => return None,
+    })
+}
+
+/// All hyper-parameters. What each means is told in `recipes/full.toml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "recipes/full.toml tells what each key means")]
+pub struct Recipe {
+    pub name: String,
+    pub seed: u64,
+    pub calibration: Calibration,
+    pub activations: Activations,
+    pub placement: Placement,
+    pub projection: Projection,
+    pub predictor: Predictor,
+    pub mlp: Mlp,
+    pub base: Base,
+    pub reuse: Reuse,
+    pub sparsity: Sparsity,
+    pub lut: Lut,
+    pub pack: Pack,
+}
+
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(missing_docs, reason = "recipes/full.toml tells what each key means")]
+        pub struct $name { $(pub $field: $type,)* }
+    };
+}
+
+section! { /// `[calibration]`.
+Calibration { tokens: u64, window: u32, } }
+section! { /// `[activations]`.
+Activations { chunk_tokens: u32, stages: u32, staged_share: f64, stage_every: u32, check_tokens: u64, } }
+section! { /// `[projection]`.
+Projection { share: f64, whiten: bool, } }
+section! { /// `[predictor]`.
+Predictor {
+    layers: u32, tau: u32, width: u32, stacks: u32, epochs: u32, batch: u32, learning_rate: f64,
+    temperature: [f64; 2], target_share: f64, mixture: Vec<u32>, free_signals: bool, moving_average: f64,
+} }
+section! { /// `[mlp]`.
+Mlp {
+    hidden: u32, wide_hidden: u32, wide_layers: Vec<u32>, tiny_hidden: u32, epochs: u32, learning_rate: f64,
+} }
+section! { /// `[base]`.
+Base {
+    gate_bits: u32, up_bits: u32, down_bits: u32, group: u32, hessian_tokens: u64, tune_steps: u32,
+    tune_share: f64,
+} }
+section! { /// `[reuse]`.
+Reuse {
+    history: u32, intervals: u32, clip: f64, extended: bool, layers: u32, tau: u32, width: u32,
+} }
+section! { /// `[sparsity]`.
+Sparsity { levels: Vec<f64>, eval_tokens: u64, } }
+section! { /// `[lut]`.
+Lut { intervals: u32, samples: u32, } }
+section! { /// `[pack]`.
+Pack { dtype: String, ffn_dtype: String, } }
+
+/// `[placement]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "recipes/full.toml tells what each key means")]
+pub struct Placement {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_neurons: Option<u32>,
+    pub method: String,
+    pub active_share: f64,
+    pub holdout_every: u32,
+    pub dimensions: u32,
+    pub epochs: u32,
+    pub learning_rate: f64,
+}
+
+impl Placement {
+    /// Neurons of a block for a model family. The paper groups three for Qwen and two for Llama and Mistral.
+    #[must_use]
+    pub fn block_neurons(&self, architecture: Architecture) -> u32 {
+        self.block_neurons.unwrap_or(match architecture {
+            Architecture::Qwen2 | Architecture::Qwen3 => 3,
+            Architecture::Llama | Architecture::Mistral => 2,
+        })
+    }
+}
+
+impl Recipe {
+    /// A built-in recipe by name, or a file.
+    pub fn load(name_or_path: &str) -> Result<Recipe> {
+        if let Some(text) = built_in(name_or_path) {
+            return Recipe::parse(text, name_or_path);
+        }
+        let path = Path::new(name_or_path);
+        let io = |source| PrepError::io(path, source);
+        if !path.exists() {
+            let known = NAMES.join(", ");
+            let problem = format!("{name_or_path:?} is neither a file nor a recipe ({known})");
+            return Err(PrepError::usage(problem));
+        }
+        let bytes = std::fs::metadata(path).map_err(io)?.len();
+        if bytes > MAX_RECIPE_BYTES {
+            let problem = format!("{bytes} bytes; the limit is {MAX_RECIPE_BYTES}");
+            return Err(PrepError::usage(format!("recipe {name_or_path}: {problem}")));
+        }
+        Recipe::parse(&std::fs::read_to_string(path).map_err(io)?, name_or_path)
+    }
+
+    /// Reads a recipe and those that it extends; `place` is for messages.
+    pub fn parse(text: &str, place: &str) -> Result<Recipe> {
+        let wrong = |problem: String| PrepError::usage(format!("recipe {place}: {problem}"));
+        let table = resolve(text, MAX_DEPTH).map_err(wrong)?;
+        let recipe: Recipe = table
+            .try_into()
+            .map_err(|error: toml::de::Error| wrong(error.to_string().trim().replace('\n', " ")))?;
+        recipe.check().map_err(wrong)?;
+        Ok(recipe)
+    }
+
+    /// The whole recipe as TOML.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a recipe is plain data")
+    }
+
+    /// The seed of a stage.
+    #[must_use]
+    pub fn stage_seed(&self, stage: &str) -> u64 {
+        stage_seed(self.seed, stage)
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        let (calibration, activations) = (&self.calibration, &self.activations);
+        let (placement, predictor, base) = (&self.placement, &self.predictor, &self.base);
+        let counts = [
+            ("calibration.tokens", calibration.tokens, u64::from(calibration.window), 1 << 32),
+            ("calibration.window", calibration.window.into(), 2, 1 << 17),
+            (
+                "activations.chunk_tokens",
+                activations.chunk_tokens.into(),
+                calibration.window.into(),
+                1 << 20,
+            ),
+            ("activations.stages", activations.stages.into(), 1, 64),
+            ("activations.stage_every", activations.stage_every.into(), 1, 1 << 20),
+            ("placement.block_neurons", placement.block_neurons.unwrap_or(1).into(), 1, 4096),
+            ("placement.holdout_every", placement.holdout_every.into(), 2, 1 << 20),
+            ("predictor.layers", predictor.layers.into(), 1, 64),
+            ("predictor.tau", predictor.tau.into(), 1, 16),
+            ("predictor.stacks", predictor.stacks.into(), 1, 4096),
+            ("base.gate_bits", base.gate_bits.into(), 0, 8),
+            ("base.up_bits", base.up_bits.into(), 0, 8),
+            ("base.down_bits", base.down_bits.into(), 0, 8),
+        ];
+        for (name, value, low, high) in counts {
+            if !(low..=high).contains(&value) {
+                return Err(format!("{name} is {value}; wanted {low} to {high}"));
+            }
+        }
+        let shares = [
+            ("activations.staged_share", activations.staged_share),
+            ("placement.active_share", placement.active_share),
+            ("projection.share", self.projection.share),
+            ("predictor.target_share", predictor.target_share),
+        ];
+        for (name, share) in shares {
+            if !(share > 0.0 && share <= 1.0) {
+                return Err(format!("{name} is {share}; wanted more than 0, at most 1"));
+            }
+        }
+        let methods = ["measured", "file", "frequency", "greedy", "matching", "embedding"];
+        if !methods.contains(&placement.method.as_str()) {
+            let wanted = methods.join(", ");
+            return Err(format!(
+                "placement.method is {:?}; wanted one of {wanted}",
+                placement.method
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The table of `text` laid over that of the recipe it extends.
+fn resolve(text: &str, depth: usize) -> std::result::Result<Table, String> {
+    let mut table: Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| error.to_string().trim().replace('\n', " "))?;
+    let Some(below) = table.remove("extends") else { return Ok(table) };
+    let name = below.as_str().ok_or("extends is not a name")?;
+    let below = built_in(name)
+        .ok_or_else(|| format!("extends {name:?}, which is none of {}", NAMES.join(", ")))?;
+    assert!(depth > 0, "the built-in recipes extend each other without end");
+    let mut whole = resolve(below, depth - 1)?;
+    overlay(&mut whole, table);
+    Ok(whole)
+}
+
+fn overlay(below: &mut Table, above: Table) {
+    for (key, value) in above {
+        match (below.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(above)) => overlay(below, above),
+            (_, value) => {
+                below.insert(key, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_recipes_load_under_their_names() {
+        for name in NAMES {
+            assert_eq!(Recipe::load(name).unwrap().name, name);
+        }
+    }
+
+    #[test]
+    fn the_full_recipe_has_the_papers_defaults() {
+        let recipe = Recipe::load("full").unwrap();
+        let predictor = &recipe.predictor;
+        assert_eq!((predictor.layers, predictor.tau, predictor.width), (5, 8, 256));
+        assert_eq!((recipe.reuse.layers, recipe.reuse.tau, recipe.reuse.width), (5, 8, 256));
+        assert_eq!((recipe.lut.intervals, recipe.lut.samples), (16, 20));
+        assert_eq!(recipe.projection.share, 0.30);
+        assert_eq!((recipe.mlp.hidden, recipe.mlp.wide_hidden), (128, 1024));
+        assert_eq!(recipe.placement.block_neurons(Architecture::Qwen2), 3);
+        assert_eq!(recipe.placement.block_neurons(Architecture::Mistral), 2);
+    }
+
+    #[test]
+    fn a_recipe_changes_only_what_it_says() {
+        let recipe = "extends = \"full\"\n[placement]\nblock_neurons = 1\n";
+        let recipe = Recipe::parse(recipe, "mine").unwrap();
+        let mut full = Recipe::load("full").unwrap();
+        full.placement.block_neurons = Some(1);
+        assert_eq!(recipe, full);
+        assert_eq!(Recipe::parse(&recipe.to_toml(), "again").unwrap(), recipe);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cases = [
+            ("extends = \"full\"\n[predictor]\ntaw = 8\n", "taw"),
+            ("extends = \"full\"\nsede = 8\n", "sede"),
+            ("extends = \"fool\"\n", "fool"),
+            ("extends = 3\n", "extends"),
+            ("name = \"bare\"\n", "missing field"),
+            ("extends = \"full\"\n[predictor]\ntau = 80\n", "predictor.tau is 80"),
+            ("extends = \"full\"\n[projection]\nshare = 0.0\n", "projection.share is 0"),
+            ("extends = \"full\"\n[placement]\nmethod = \"magic\"\n", "magic"),
+            ("extends = \"full\"\n[predictor]\ntau = \"8\"\n", "tau"),
+            ("extends = [", "recipe mine"),
+        ];
+        for (text, word) in cases {
+            let error = Recipe::parse(text, "mine").unwrap_err();
+            assert!(error.to_string().contains(word), "no {word:?} in: {error}");
+            assert_eq!(error.exit(), crate::exit::Exit::Usage);
+            assert_eq!(error.to_string().lines().count(), 1, "{error}");
+        }
+        assert!(Recipe::load("nothing").unwrap_err().to_string().contains("widened"));
+    }
+}
