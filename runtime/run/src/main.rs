@@ -3,6 +3,7 @@
 
 mod args;
 mod cmd;
+mod disk;
 mod exit;
 mod progress;
 mod session;

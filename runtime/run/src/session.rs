@@ -1,6 +1,7 @@
 //! [`Session`]: from flags to an open engine, with every byte planned on the way.
 
 use crate::args::{IoChoice, RunArgs, VerifyChoice};
+use crate::disk::{self, Shape};
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
@@ -11,9 +12,8 @@ use ls_engine::{Engine, EngineError, Verify};
 use ls_io::{BlockStore, Prefer, StoreOptions};
 use std::sync::Arc;
 
-/// Streaming reads: large enough for the disk's full bandwidth, enough in flight to hide its latency.
-const REQUEST_BYTES: u64 = 1 << 20;
-const DEPTH: u32 = 8;
+/// Most streaming reads in flight.
+const MAX_DEPTH: u32 = 16;
 /// Code that is not touched yet when the plan is made, allocator slack, the runtime's own small buffers.
 const CODE_ALLOWANCE: u64 = 3 << 20;
 /// Stack that a computing thread touches.
@@ -53,7 +53,7 @@ impl Session {
         };
         let bundle = Bundle::open_with(&args.bundle, checksums)?;
         let options = StoreOptions {
-            depth: DEPTH + ls_engine::memory::ROW_BUFFERS,
+            depth: MAX_DEPTH + ls_engine::memory::ROW_BUFFERS,
             prefer: match args.io {
                 IoChoice::Auto => Prefer::Auto,
                 IoChoice::Uring => Prefer::Uring,
@@ -95,9 +95,18 @@ impl Session {
     /// What will be resident and what streamed.
     pub(crate) fn plan(&self, workload: Workload) -> anyhow::Result<MemoryPlan> {
         let (config, map) = (self.bundle.model(), self.bundle.weights());
-        let request = self.request(workload)?;
-        let plan = MemoryPlan::fit(&request, config, map, &self.backend_bytes(workload))
-            .map_err(EngineError::from)?;
+        let backend_bytes = self.backend_bytes(workload);
+        let mut request = self.request(workload, disk::DEFAULT)?;
+        let mut plan =
+            MemoryPlan::fit(&request, config, map, &backend_bytes).map_err(EngineError::from)?;
+        if plan.depth > 0 {
+            // Before weights are loaded there is room to measure in.
+            let room = plan.budget.saturating_sub(request.fixed);
+            let shape = disk::shape(self.bundle.path(), room.0);
+            (request.request_bytes, request.depth) = (shape.request_bytes, shape.depth);
+            plan = MemoryPlan::fit(&request, config, map, &backend_bytes)
+                .map_err(EngineError::from)?;
+        }
         // The plan holds from here on; what was resident before (the tokenizer's load) must have fitted as well.
         let peak = ByteCount(peak_resident()?);
         if peak > plan.budget && matches!(request.budget, Budget::Total(_)) {
@@ -117,12 +126,12 @@ impl Session {
     /// The smallest budget that works for the workload.
     pub(crate) fn minimum(&self, workload: Workload) -> anyhow::Result<ByteCount> {
         let (config, map) = (self.bundle.model(), self.bundle.weights());
-        let request = self.request(workload)?;
+        let request = self.request(workload, disk::DEFAULT)?;
         let peak = ByteCount(peak_resident()?);
         Ok(MemoryPlan::minimum(&request, config, map, &self.backend_bytes(workload)).max(peak))
     }
 
-    fn request(&self, workload: Workload) -> anyhow::Result<PlanRequest> {
+    fn request(&self, workload: Workload, shape: Shape) -> anyhow::Result<PlanRequest> {
         let stacks = THREAD_ALLOWANCE * self.threads as u64;
         Ok(PlanRequest {
             budget: self.args.budget(ByteCount(available()?)),
@@ -130,8 +139,8 @@ impl Session {
             context: self.args.context,
             prompt_tokens: workload.prompt_tokens,
             alignment: self.store.alignment(),
-            request_bytes: REQUEST_BYTES,
-            depth: DEPTH,
+            request_bytes: shape.request_bytes,
+            depth: shape.depth,
         })
     }
 

@@ -30,9 +30,10 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let (store, threads) = (session.store().name(), session.threads);
     let (bundle, mut engine) = session.start(&plan, workload)?;
     for rep in 0..args.reps {
+        // The bound is measured before and after each repetition: machines change from second to second.
+        let before = Machine::of(&mut engine, threads, &plan)?;
         let run = repetition(args, &mut engine, bundle.model().vocab_size, &prompt)?;
-        // The bound is measured beside each repetition: machines change from second to second.
-        let machine = Machine::of(&mut engine, threads, &plan)?;
+        let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
         let position = args.prompt_tokens + args.n_predict / 2;
         let bound_tok_s = machine.bound_tok_s(bundle.model(), bundle.weights(), &plan, position);
         let peak = peak_resident()?;

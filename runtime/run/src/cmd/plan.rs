@@ -49,24 +49,31 @@ impl Machine {
         plan: &MemoryPlan,
     ) -> anyhow::Result<Machine> {
         let (mut passes, started) = (0u32, Instant::now());
-        let streamed = engine.program().streamed_bytes();
         while plan.depth > 0
             && (passes == 0 || started.elapsed() < Duration::from_millis(PROBE_MS / 2))
         {
             engine.read_pass()?;
             passes += 1;
         }
-        let disk_bytes_s = f64::from(passes) * streamed as f64 / started.elapsed().as_secs_f64();
+        let streamed = f64::from(passes) * engine.program().streamed_bytes() as f64;
+        let disk_bytes_s =
+            if passes == 0 { f64::INFINITY } else { streamed / started.elapsed().as_secs_f64() };
         let memory_bytes_s = match engine.memory_bandwidth(threads, PROBE_MS / 2) {
             Some(rate) => rate,
             None => {
                 ls_io::memory::memory_bandwidth(threads, plan.io_buffers.0 as usize, PROBE_MS / 2)?
             }
         };
-        Ok(Machine {
-            disk_bytes_s: if passes == 0 { f64::INFINITY } else { disk_bytes_s },
-            memory_bytes_s,
-        })
+        Ok(Machine { disk_bytes_s, memory_bytes_s })
+    }
+
+    /// Between two measurements: rates whose times are the means of theirs.
+    pub(crate) fn between(a: Machine, b: Machine) -> Machine {
+        let mean = |a: f64, b: f64| 2.0 / (1.0 / a + 1.0 / b);
+        Machine {
+            disk_bytes_s: mean(a.disk_bytes_s, b.disk_bytes_s),
+            memory_bytes_s: mean(a.memory_bytes_s, b.memory_bytes_s),
+        }
     }
 
     /// The most tokens a second that a dense pass can reach: the slower of what must be read and what must be touched.

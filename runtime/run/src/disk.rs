@@ -1,0 +1,155 @@
+//! How this disk likes to be asked: request size and reads in flight at its knee, measured once a device and kept in
+//! the user's cache folder (`$XDG_CACHE_HOME/leanstream/disks.json`, else below `~/.cache`).
+
+use ls_io::IoError;
+use serde_json::{Map, Value, json};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What is tried. Smaller requests only cost processor time, larger buffers only memory.
+const REQUEST_BYTES: [u64; 4] = [256 << 10, 512 << 10, 1 << 20, 2 << 20];
+const DEPTHS: [u32; 3] = [4, 8, 16];
+/// Largest buffers of the measurement.
+const MAX_IN_FLIGHT_BYTES: u64 = 16 << 20;
+/// Each shape is tried this often, in turns, and its best try counts: others can only slow a disk down.
+const ROUNDS: u32 = 3;
+/// Time of one try.
+const TRY_MS: u64 = 30;
+/// The smallest buffers with this share of the best throughput are enough.
+const ENOUGH: f64 = 0.95;
+
+/// A shape of streaming reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Bytes of a read.
+    pub(crate) request_bytes: u64,
+    /// Reads in flight.
+    pub(crate) depth: u32,
+}
+
+impl Shape {
+    fn in_flight_bytes(self) -> u64 {
+        self.request_bytes * u64::from(self.depth)
+    }
+}
+
+/// What most disks are content with; used until something was measured.
+pub(crate) const DEFAULT: Shape = Shape { request_bytes: 1 << 20, depth: 8 };
+
+/// The shape for the disk that holds `path`: known from before, or measured now if `room_bytes` allow it.
+pub(crate) fn shape(path: &Path, room_bytes: u64) -> Shape {
+    let (Some(file), Some(device)) = (cache_file(), device(path)) else { return DEFAULT };
+    let mut known = read(&file);
+    if let Some(shape) = known.get(&device).and_then(from_json) {
+        return shape;
+    }
+    if room_bytes < MAX_IN_FLIGHT_BYTES {
+        return DEFAULT;
+    }
+    let Ok(shape) = measure(path) else { return DEFAULT };
+    known.insert(device, to_json(shape));
+    write(&file, known);
+    shape
+}
+
+fn measure(path: &Path) -> Result<Shape, IoError> {
+    let shapes = REQUEST_BYTES
+        .iter()
+        .flat_map(|&request_bytes| DEPTHS.iter().map(move |&depth| Shape { request_bytes, depth }));
+    let mut tried: Vec<(Shape, f64)> =
+        shapes.filter(|s| s.in_flight_bytes() <= MAX_IN_FLIGHT_BYTES).map(|s| (s, 0.0)).collect();
+    for _ in 0..ROUNDS {
+        for (shape, best) in &mut tried {
+            let request_bytes = shape.request_bytes as usize;
+            *best = best.max(ls_io::probe::bandwidth(path, request_bytes, shape.depth, TRY_MS)?);
+        }
+    }
+    Ok(knee(&tried))
+}
+
+/// Of (shape, bytes a second), the one with the smallest buffers that is nearly as fast as the fastest.
+fn knee(tried: &[(Shape, f64)]) -> Shape {
+    let best = tried.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+    let enough = tried.iter().filter(|&&(_, rate)| rate >= ENOUGH * best);
+    enough.map(|&(shape, _)| shape).min_by_key(|s| s.in_flight_bytes()).unwrap_or(DEFAULT)
+}
+
+fn cache_file() -> Option<PathBuf> {
+    let folder = match std::env::var_os("XDG_CACHE_HOME") {
+        Some(folder) if !folder.is_empty() => PathBuf::from(folder),
+        _ => PathBuf::from(std::env::var_os("HOME")?).join(".cache"),
+    };
+    Some(folder.join("leanstream/disks.json"))
+}
+
+/// The device's number: the same until it is replaced or the machine's disks are numbered anew.
+fn device(path: &Path) -> Option<String> {
+    Some(std::fs::metadata(path).ok()?.dev().to_string())
+}
+
+fn to_json(shape: Shape) -> Value {
+    json!({ "request_bytes": shape.request_bytes, "depth": shape.depth })
+}
+
+/// None for anything that was not written by this program.
+fn from_json(value: &Value) -> Option<Shape> {
+    let request_bytes = value["request_bytes"].as_u64().filter(|r| REQUEST_BYTES.contains(r))?;
+    let depth = u32::try_from(value["depth"].as_u64()?).ok().filter(|d| DEPTHS.contains(d))?;
+    Some(Shape { request_bytes, depth })
+}
+
+fn read(file: &Path) -> Map<String, Value> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(known)) => known,
+        _ => Map::new(),
+    }
+}
+
+/// A cache that cannot be written is no failure: the next start measures again.
+fn write(file: &Path, known: Map<String, Value>) {
+    let Some(folder) = file.parent() else { return };
+    let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&temporary, Value::Object(known).to_string()))
+        .and_then(|()| std::fs::rename(&temporary, file));
+    if written.is_err() {
+        // Nothing half-written may stay behind.
+        let _ = std::fs::remove_file(&temporary);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_knee_is_the_smallest_that_is_nearly_the_best() {
+        let shape = |request_bytes, depth| Shape { request_bytes, depth };
+        let tried = [
+            (shape(256 << 10, 4), 500.0),
+            (shape(512 << 10, 8), 960.0),
+            (shape(1 << 20, 8), 1000.0),
+            (shape(2 << 20, 4), 940.0),
+        ];
+        assert_eq!(knee(&tried), shape(512 << 10, 8));
+        assert_eq!(knee(&[]), DEFAULT);
+    }
+
+    #[test]
+    fn a_shape_survives_the_cache_and_nonsense_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("deep/disks.json");
+        let shape = Shape { request_bytes: 1 << 20, depth: 4 };
+        write(&file, Map::from_iter([("7".to_owned(), to_json(shape))]));
+        assert_eq!(read(&file).get("7").and_then(from_json), Some(shape));
+        for nonsense in
+            ["", "[]", "{\"7\": 3}", "{\"7\": {\"request_bytes\": 1, \"depth\": 4}}", "{\"7\": {}}"]
+        {
+            std::fs::write(&file, nonsense).unwrap();
+            assert_eq!(read(&file).get("7").and_then(from_json), None, "{nonsense}");
+        }
+        let left: Vec<_> = std::fs::read_dir(file.parent().unwrap()).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
+}
