@@ -133,6 +133,25 @@ pub enum DType {
     Q4_0,
 }
 
+/// The number formats of a model's weights, by what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightTypes {
+    /// q, k, v and o.
+    pub attention: DType,
+    /// gate, up and down.
+    pub ffn: DType,
+    /// Embedding and head, the most sensitive to rounding.
+    pub embedding: DType,
+}
+
+impl WeightTypes {
+    /// The same everywhere.
+    #[must_use]
+    pub fn all(dtype: DType) -> WeightTypes {
+        WeightTypes { attention: dtype, ffn: dtype, embedding: dtype }
+    }
+}
+
 /// Weights that share one scale in the quantised types.
 pub const QUANT_GROUP: u32 = 32;
 

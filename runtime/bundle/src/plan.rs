@@ -2,7 +2,9 @@
 
 use crate::error::{BundleError, Kind};
 use crate::ids::BlockId;
-use crate::model::{DType, FfnExtent, LayerExtents, MatrixExtent, ModelConfig, WeightMap};
+use crate::model::{
+    DType, FfnExtent, LayerExtents, MatrixExtent, ModelConfig, WeightMap, WeightTypes,
+};
 use crate::validate;
 
 /// Tiles are about this long: long enough for a disk to reach its bandwidth, short enough to be read singly.
@@ -20,8 +22,7 @@ pub const TILE_ROWS: u32 = 64;
 /// The model is not one a bundle can hold, rows of a quantised type are no multiple of 32, or blocks are too long.
 pub fn plan_weights(
     model: &ModelConfig,
-    dense: DType,
-    ffn: DType,
+    types: WeightTypes,
     block_neurons: u32,
 ) -> Result<WeightMap, BundleError> {
     validate::check_model(model).map_err(|flaw| Kind::invalid("model", flaw))?;
@@ -33,15 +34,20 @@ pub fn plan_weights(
     let layers = model
         .layer_ids()
         .map(|_| LayerExtents {
-            q_proj: cursor.matrix(query, hidden, dense),
-            k_proj: cursor.matrix(kv, hidden, dense),
-            v_proj: cursor.matrix(kv, hidden, dense),
-            o_proj: cursor.matrix(hidden, query, dense),
-            ffn: cursor.ffn(model.ffn_hidden, hidden, ffn, block_neurons.min(model.ffn_hidden)),
+            q_proj: cursor.matrix(query, hidden, types.attention),
+            k_proj: cursor.matrix(kv, hidden, types.attention),
+            v_proj: cursor.matrix(kv, hidden, types.attention),
+            o_proj: cursor.matrix(hidden, query, types.attention),
+            ffn: cursor.ffn(
+                model.ffn_hidden,
+                hidden,
+                types.ffn,
+                block_neurons.min(model.ffn_hidden),
+            ),
         })
         .collect();
-    let head = (!model.tied_head).then(|| cursor.matrix(model.vocab_size, hidden, dense));
-    let embedding = cursor.matrix(model.vocab_size, hidden, dense);
+    let head = (!model.tied_head).then(|| cursor.matrix(model.vocab_size, hidden, types.embedding));
+    let embedding = cursor.matrix(model.vocab_size, hidden, types.embedding);
     let map = WeightMap { layers, head, embedding };
     validate::check_weights(&map, model, 0).map_err(|flaw| Kind::invalid("weights", flaw))?;
     Ok(map)

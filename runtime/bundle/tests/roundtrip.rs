@@ -3,7 +3,7 @@
 mod sample;
 
 use ls_bundle::ids::{BlockId, LayerId, NeuronId, TokenId};
-use ls_bundle::model::{Architecture, DType, ModelConfig, RopeScaling};
+use ls_bundle::model::{Architecture, DType, ModelConfig, RopeScaling, WeightTypes};
 use ls_bundle::placement::Placement;
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{BlockChecksums, Bundle, BundleParts, BundleWriter, ErrorClass, plan_weights};
@@ -179,15 +179,17 @@ fn real_models_have_little_padding() {
             ..sample::tiny_model()
         };
         for dtype in [DType::F16, DType::Q8_0, DType::Q4_0] {
-            let map = plan_weights(&model, dtype, dtype, neurons).unwrap();
+            let map = plan_weights(&model, WeightTypes::all(dtype), neurons).unwrap();
             let (weights, bytes) = map.blocks().fold((0, 0), |(weights, bytes), block| {
                 (weights + block.weight_bytes, bytes + block.extent.len)
             });
             let padding = (bytes - weights) as f64 / bytes as f64;
             assert!(padding <= 0.04, "hidden {hidden} {dtype:?}: {padding}");
         }
-        let tile_rows =
-            plan_weights(&model, DType::F16, DType::F16, neurons).unwrap().embedding.tile_rows;
+        let tile_rows = plan_weights(&model, WeightTypes::all(DType::F16), neurons)
+            .unwrap()
+            .embedding
+            .tile_rows;
         assert!(tile_rows.is_multiple_of(64));
         assert!(tile_rows == 64 || u64::from(tile_rows) * u64::from(hidden) * 2 <= 128 << 10);
     }
@@ -348,7 +350,7 @@ fn invalid_parts_are_refused_before_anything_is_written() {
 #[test]
 fn what_passes_a_limit_is_no_plan_and_no_vocabulary() {
     let plan = |model: &ModelConfig, dtype, neurons| {
-        plan_weights(model, dtype, dtype, neurons).unwrap_err().to_string()
+        plan_weights(model, WeightTypes::all(dtype), neurons).unwrap_err().to_string()
     };
     let tiny = sample::tiny_model();
     let wide = ModelConfig { hidden: 65536, ffn_hidden: 22, ..tiny.clone() };

@@ -3,6 +3,7 @@
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{
     Architecture, DType, ModelConfig, RopeConfig, RopeScaling, SpecialTokens, WeightMap,
+    WeightTypes,
 };
 use ls_bundle::plan_weights;
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
@@ -30,7 +31,7 @@ fn smollm2() -> (ModelConfig, WeightMap) {
         qk_norm: false,
         special: SpecialTokens::default(),
     };
-    let map = plan_weights(&config, DType::F16, DType::F16, 2).unwrap();
+    let map = plan_weights(&config, WeightTypes::all(DType::F16), 2).unwrap();
     (config, map)
 }
 

@@ -2,6 +2,7 @@
 
 use ls_bundle::model::{
     Architecture, DType, ModelConfig, RopeConfig, RopeScaling, SpecialTokens, WeightMap,
+    WeightTypes,
 };
 use ls_bundle::plan_weights;
 use ls_compute::Projection;
@@ -190,7 +191,7 @@ proptest! {
         shares in prop::collection::vec(0.0f64..=1.0, 1..6),
         request_bytes in 1u64..200_000,
     ) {
-        let map = plan_weights(&config(tied), DType::F16, DType::F16, block_neurons).unwrap();
+        let map = plan_weights(&config(tied), WeightTypes::all(DType::F16), block_neurons).unwrap();
         check(&map, &shares, request_bytes);
     }
 }
@@ -198,7 +199,7 @@ proptest! {
 #[test]
 fn all_resident_and_all_streamed() {
     for tied in [true, false] {
-        let map = plan_weights(&config(tied), DType::F16, DType::F16, 2).unwrap();
+        let map = plan_weights(&config(tied), WeightTypes::all(DType::F16), 2).unwrap();
         check(&map, &[1.0], 4096);
         check(&map, &[0.0], 4096);
     }

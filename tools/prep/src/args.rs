@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::{Parser, Subcommand, ValueEnum};
-use ls_bundle::model::DType;
+use ls_bundle::model::{DType, WeightTypes};
 use std::path::PathBuf;
 
 const EXIT_CODES: &str =
@@ -39,12 +39,15 @@ pub(crate) struct ImportArgs {
     /// Bundle to write; an existing one is replaced
     #[arg(long, value_name = "FILE.lsb")]
     pub(crate) out: PathBuf,
-    /// Number format of attention, embedding and head
+    /// Number format of attention, and of the rest unless told otherwise
     #[arg(long, value_enum, default_value_t = DTypeArg::F16)]
     pub(crate) dtype: DTypeArg,
     /// Number format of the FFNs [default: that of --dtype]
     #[arg(long, value_enum)]
     pub(crate) ffn_dtype: Option<DTypeArg>,
+    /// Number format of embedding and head [default: that of --dtype, but q8_0 for q4_0: they suffer most]
+    #[arg(long, value_enum)]
+    pub(crate) embedding_dtype: Option<DTypeArg>,
     /// Neurons of a block, the unit that is streamed
     #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) block_neurons: u32,
@@ -65,6 +68,21 @@ pub(crate) enum DTypeArg {
     Q8_0,
     #[value(name = "q4_0")]
     Q4_0,
+}
+
+impl ImportArgs {
+    /// The number formats that the flags ask for.
+    pub(crate) fn types(&self) -> WeightTypes {
+        let embedding = match self.dtype {
+            DTypeArg::Q4_0 => DTypeArg::Q8_0,
+            dtype => dtype,
+        };
+        WeightTypes {
+            attention: self.dtype.into(),
+            ffn: self.ffn_dtype.unwrap_or(self.dtype).into(),
+            embedding: self.embedding_dtype.unwrap_or(embedding).into(),
+        }
+    }
 }
 
 impl From<DTypeArg> for DType {

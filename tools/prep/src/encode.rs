@@ -1,7 +1,7 @@
 //! Rows of f32 written in the bundle's number formats; the layouts are told at [`DType`].
 //!
-//! The quantisers round as llama.cpp's reference ones do: Q8_0 scales the largest magnitude to 127, Q4_0 scales the
-//! value of largest magnitude to -8, so that it is kept exactly whatever its sign.
+//! Q8_0 scales the largest magnitude to 127. Q4_0 tries scales around the one that keeps the value of largest
+//! magnitude, with either sign, and takes the one with the least squared error.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -89,15 +89,40 @@ fn quantise_q8_0(group: &[f32; GROUP], codes: &mut [u8]) -> f32 {
     scale
 }
 
+/// Scales tried for a group of Q4_0: the largest magnitude falls on code 8 * (1 + step * STEP) from zero.
+const Q4_STEPS: std::ops::RangeInclusive<i8> = -8..=4;
+const Q4_STEP: f32 = 1.0 / 32.0;
+
 fn quantise_q4_0(group: &[f32; GROUP], codes: &mut [u8]) -> f32 {
-    let scale = largest(group) / -8.0;
-    let inverse = inverse(scale);
-    let code = |x: f32| ((x * inverse + 8.5) as u8).min(15);
+    let exact = largest(group) / -8.0;
+    let mut best = (exact, squared_error_q4_0(group, exact));
+    for sign in [1.0, -1.0] {
+        for step in Q4_STEPS {
+            let scale = sign * exact / (1.0 + f32::from(step) * Q4_STEP);
+            let error = squared_error_q4_0(group, scale);
+            if error < best.1 {
+                best = (scale, error);
+            }
+        }
+    }
+    let inverse = inverse(best.0);
+    let code = |x: f32| code_q4_0(x * inverse);
     let (low, high) = group.split_at(GROUP / 2);
     for ((byte, &low), &high) in codes.iter_mut().zip(low).zip(high) {
         *byte = code(low) | code(high) << 4;
     }
-    scale
+    best.0
+}
+
+fn code_q4_0(steps: f32) -> u8 {
+    ((steps + 8.5) as u8).min(15)
+}
+
+/// What `scale`, rounded to half precision as it will be stored, leaves of the group.
+fn squared_error_q4_0(group: &[f32; GROUP], scale: f32) -> f32 {
+    let (inverse, stored) = (inverse(scale), f16::from_f32(scale).to_f32());
+    let error = |x: &f32| (f32::from(code_q4_0(x * inverse)) - 8.0) * stored - x;
+    group.iter().map(error).map(|e| e * e).sum()
 }
 
 #[cfg(test)]
@@ -130,18 +155,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoding_stays_within_half_a_step(row in prop::collection::vec(-100f32..100.0, 96)) {
-            for (dtype, steps) in [(DType::Q8_0, 127.0), (DType::Q4_0, 8.0)] {
-                let back = decoded(dtype, &encoded(dtype, &row), row.len());
-                for (group, (values, back)) in row.chunks(32).zip(back.chunks(32)).enumerate() {
-                    let largest = values.iter().fold(0f32, |m, x| m.max(x.abs()));
-                    // Q4_0 reaches -8 but only +7 steps; half precision of the scale adds 2^-11 of the value.
-                    let bound = largest / steps * if dtype == DType::Q4_0 { 1.0 } else { 0.5 } + largest / 1024.0;
-                    for (x, y) in values.iter().zip(back) {
-                        prop_assert!((x - y).abs() <= bound, "{dtype:?} group {group}: {x} became {y}");
-                    }
+        fn q8_0_stays_within_half_a_step(row in prop::collection::vec(-100f32..100.0, 96)) {
+            let back = decoded(DType::Q8_0, &encoded(DType::Q8_0, &row), row.len());
+            for (group, (values, back)) in row.chunks(32).zip(back.chunks(32)).enumerate() {
+                let largest = values.iter().fold(0f32, |m, x| m.max(x.abs()));
+                // Half precision of the scale adds 2^-11 of the value.
+                let bound = largest / 127.0 / 2.0 + largest / 1024.0;
+                for (x, y) in values.iter().zip(back) {
+                    prop_assert!((x - y).abs() <= bound, "group {group}: {x} became {y}");
                 }
             }
+        }
+
+        #[test]
+        fn q4_0_is_at_least_as_good_as_keeping_the_largest(row in prop::collection::vec(-100f32..100.0, 32)) {
+            let back = decoded(DType::Q4_0, &encoded(DType::Q4_0, &row), row.len());
+            let error: f32 = row.iter().zip(&back).map(|(x, y)| (x - y) * (x - y)).sum();
+            let group: &[f32; GROUP] = row[..].try_into().unwrap();
+            let plain = squared_error_q4_0(group, largest(group) / -8.0);
+            prop_assert!(error <= plain * 1.0001, "{error} is above {plain}");
         }
 
         #[test]
@@ -167,8 +199,8 @@ mod tests {
         row[0] = -8.0;
         row[16] = 3.0;
         row[15] = 7.0;
-        row[1] = 2.6;
-        row[17] = -2.6;
+        row[1] = 3.0;
+        row[17] = -3.0;
         let q4 = encoded(DType::Q4_0, &row);
         assert_eq!((q4[0], q4[1], q4[15]), (11 << 4, 11 | 5 << 4, 15 | 8 << 4));
         assert_eq!(q4[16..], [0x00, 0x3c]);

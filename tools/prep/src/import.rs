@@ -13,7 +13,7 @@ use ls_bundle::blocks::{Block, BlockName, Tensor};
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::LayerId;
 use ls_bundle::limits::MAX_NAME_BYTES;
-use ls_bundle::model::{DType, FfnExtent, MatrixExtent, WeightMap};
+use ls_bundle::model::{DType, FfnExtent, MatrixExtent, WeightMap, WeightTypes};
 use ls_bundle::{BundleParts, BundleWriter, plan_weights};
 use serde::Serialize;
 use std::fs::File;
@@ -27,10 +27,8 @@ pub struct ImportOptions {
     pub source: PathBuf,
     /// The bundle to write. An existing file is replaced, at the end and at once.
     pub out: PathBuf,
-    /// Number format of attention, embedding and head.
-    pub dense: DType,
-    /// Number format of the FFNs.
-    pub ffn: DType,
+    /// Number formats.
+    pub types: WeightTypes,
     /// Neurons of a block.
     pub block_neurons: u32,
     /// Kept in the bundle for the stages that draw random numbers; import draws none.
@@ -64,7 +62,7 @@ pub fn import(options: &ImportOptions, progress: &mut dyn Progress) -> Result<Im
     {
         return Err(PrepError::usage(format!("{} would replace its own source", out.display())));
     }
-    let map = plan_weights(&model.config, options.dense, options.ffn, options.block_neurons)?;
+    let map = plan_weights(&model.config, options.types, options.block_neurons)?;
     let vectors = model.vectors()?;
     let source_hash = hash(&model.files, progress)?;
     let name = model.config.name.clone();
@@ -99,14 +97,17 @@ fn identity(options: &ImportOptions, source_hash: String) -> Identity {
     let source = options.source.canonicalize().unwrap_or_else(|_| options.source.clone());
     let mut source = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
     source.truncate(source.floor_char_boundary(MAX_NAME_BYTES));
-    let (dense, ffn) = (dtype_name(options.dense), dtype_name(options.ffn));
+    let WeightTypes { attention, ffn, embedding } = options.types;
     Identity {
         tool: concat!("ls-prep ", env!("CARGO_PKG_VERSION")).to_owned(),
         source,
         source_hash,
         seed: options.seed,
         recipe: format!(
-            "dtype = \"{dense}\"\nffn_dtype = \"{ffn}\"\nblock_neurons = {}\n",
+            "dtype = \"{}\"\nffn_dtype = \"{}\"\nembedding_dtype = \"{}\"\nblock_neurons = {}\n",
+            dtype_name(attention),
+            dtype_name(ffn),
+            dtype_name(embedding),
             options.block_neurons
         ),
     }

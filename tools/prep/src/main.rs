@@ -33,11 +33,11 @@ fn main() -> ExitCode {
 
 fn run_import(args: ImportArgs) -> Result<()> {
     let start = Instant::now();
+    let types = args.types();
     let options = ImportOptions {
         source: args.model,
         out: args.out,
-        dense: args.dtype.into(),
-        ffn: args.ffn_dtype.unwrap_or(args.dtype).into(),
+        types,
         block_neurons: args.block_neurons,
         seed: args.seed,
     };

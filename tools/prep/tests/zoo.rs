@@ -9,7 +9,7 @@
 
 use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
-use ls_bundle::model::{DType, ModelConfig, RopeScaling, Vectors};
+use ls_bundle::model::{DType, ModelConfig, RopeScaling, Vectors, WeightTypes};
 use ls_cpu::{CpuBackend, Kernels, kv_bytes};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest, ROW_BUFFERS};
 use ls_engine::tokenizer::Tokenizer;
@@ -146,8 +146,7 @@ impl Animal {
         let options = ImportOptions {
             source: source.clone(),
             out: out.clone(),
-            dense: DType::F16,
-            ffn: DType::F16,
+            types: WeightTypes::all(DType::F16),
             block_neurons: 2,
             seed: 0,
         };
@@ -241,7 +240,8 @@ fn logits_are_those_of_transformers_on_every_path() {
 #[test]
 fn texts_become_the_tokens_of_transformers() {
     for name in ZOO {
-        let Animal { mut bundle, expected, _dir } = Animal::import(name);
+        let Animal { bundle, expected, _dir } = Animal::import(name);
+        let mut bundle = Arc::into_inner(bundle).expect("nobody else has it");
         let tokenizer = Tokenizer::load(&mut bundle).unwrap();
         assert_eq!(tokenizer.encode(&expected.text, true).unwrap(), expected.tokens, "{name}");
         assert!(bundle.model().special.stop.contains(&1), "{name}: the configuration's end");

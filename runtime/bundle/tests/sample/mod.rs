@@ -3,7 +3,8 @@
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::NeuronId;
 use ls_bundle::model::{
-    Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens, Vectors,
+    Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens,
+    Vectors, WeightTypes,
 };
 use ls_bundle::placement::Placement;
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
@@ -54,7 +55,8 @@ pub(crate) fn parts(
     seed: u64,
 ) -> BundleParts {
     let mut random = Random(seed);
-    let weights = plan_weights(&model, dense, ffn, block_neurons).unwrap();
+    let types = WeightTypes { attention: dense, ffn, embedding: dense };
+    let weights = plan_weights(&model, types, block_neurons).unwrap();
     let biases = |width| if model.qkv_bias { width } else { 0 };
     let norms = if model.qk_norm { model.head_dim } else { 0 };
     let layers = (0..model.layers).map(|_| LayerVectors {

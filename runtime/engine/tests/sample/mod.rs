@@ -3,7 +3,8 @@
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::{
-    Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens, Vectors,
+    Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens,
+    Vectors, WeightTypes,
 };
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{Bundle, BundleParts, BundleWriter, plan_weights};
@@ -47,7 +48,7 @@ impl Random {
 
 /// Writes a bundle whose half-precision weights are small and random.
 pub(crate) fn write_bundle(path: &Path, model: ModelConfig, block_neurons: u32) -> Bundle {
-    let weights = plan_weights(&model, DType::F16, DType::F16, block_neurons).unwrap();
+    let weights = plan_weights(&model, WeightTypes::all(DType::F16), block_neurons).unwrap();
     let ones = vec![1.0; model.hidden as usize];
     let layer =
         LayerVectors { attn_norm: ones.clone(), mlp_norm: ones.clone(), ..LayerVectors::default() };

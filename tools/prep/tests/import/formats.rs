@@ -6,7 +6,7 @@ use crate::fixture::{TinyModel, data, folder, import_f16, options, quantised};
 use half::f16;
 use ls_bundle::Bundle;
 use ls_bundle::ids::LayerId;
-use ls_bundle::model::{Architecture, DType, RopeScaling};
+use ls_bundle::model::{Architecture, DType, RopeScaling, WeightTypes};
 use ls_prep::model::roles::{Part, Role};
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -141,16 +141,19 @@ fn quantised_bundles_hold_their_types_and_dense_and_ffn_are_set_apart() {
     let model = TinyModel::new(Architecture::Llama, false);
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, GgufFile::of(&model, &byte_level("smollm"), F32).write().bytes).unwrap();
-    let options =
-        ls_prep::import::ImportOptions { dense: DType::Q8_0, ffn: DType::Q4_0, ..options(&path) };
+    let types =
+        WeightTypes { attention: DType::Q4_0, ffn: DType::Q4_0, embedding: DType::Q8_0 };
+    let options = ls_prep::import::ImportOptions { types, ..options(&path) };
     let report = ls_prep::import::import(&options, &mut ()).unwrap();
     let bundle = Bundle::open(&options.out).unwrap();
     bundle.verify(&mut |_, _| {}).unwrap();
     let weights = bundle.weights();
-    assert_eq!((weights.embedding.dtype, weights.layers[1].ffn.dtype), (DType::Q8_0, DType::Q4_0));
+    let layer = &weights.layers[1];
+    assert_eq!((layer.q_proj.dtype, layer.ffn.dtype), (DType::Q4_0, DType::Q4_0));
+    assert_eq!(weights.embedding.dtype, DType::Q8_0);
     assert_eq!(
         bundle.identity().recipe,
-        "dtype = \"q8_0\"\nffn_dtype = \"q4_0\"\nblock_neurons = 2\n"
+        "dtype = \"q4_0\"\nffn_dtype = \"q4_0\"\nembedding_dtype = \"q8_0\"\nblock_neurons = 2\n"
     );
     assert_eq!(report.bundle_bytes, bundle.total_len());
     assert_eq!(report.blocks, bundle.block_count());
