@@ -141,8 +141,7 @@ fn quantised_bundles_hold_their_types_and_dense_and_ffn_are_set_apart() {
     let model = TinyModel::new(Architecture::Llama, false);
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, GgufFile::of(&model, &byte_level("smollm"), F32).write().bytes).unwrap();
-    let types =
-        WeightTypes { attention: DType::Q4_0, ffn: DType::Q4_0, embedding: DType::Q8_0 };
+    let types = WeightTypes { attention: DType::Q4_0, ffn: DType::Q4_0, embedding: DType::Q8_0 };
     let options = ls_prep::import::ImportOptions { types, ..options(&path) };
     let report = ls_prep::import::import(&options, &mut ()).unwrap();
     let bundle = Bundle::open(&options.out).unwrap();
