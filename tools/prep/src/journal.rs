@@ -76,8 +76,7 @@ impl Journal {
         self.end = self.header.start;
         if found.is_none_or(|found| found.description != self.header.description) {
             self.file.set_len(0).map_err(io)?;
-            self.file.write_all_at(&blank, 0).map_err(io)?;
-            return self.file.sync_all().map_err(io);
+            return self.file.write_all_at(&blank, 0).map_err(io);
         }
         while self.end < source.len {
             let last = self.heads.last().map(|head| head.id);
@@ -119,6 +118,13 @@ impl Journal {
     #[must_use]
     pub fn contains(&self, id: RecordId) -> bool {
         self.heads.binary_search_by_key(&id, |head| head.id).is_ok()
+    }
+
+    /// The content of a record that is there.
+    pub fn read(&self, id: RecordId) -> Result<Vec<u8>> {
+        let index = self.heads.binary_search_by_key(&id, |head| head.id);
+        let index = index.expect("only records that are there are read");
+        read_content(&SourceFile::open(&self.part)?, &self.heads[index])
     }
 
     /// A path beside the journal for what a stage keeps between records, cleared away when the artifact is complete.

@@ -17,3 +17,5 @@ pub mod model;
 pub mod progress;
 pub mod recipe;
 pub mod stage;
+pub mod stages;
+pub mod synth;

@@ -1,6 +1,7 @@
 //! [`Model`]: a model on disk, GGUF file or Hugging Face folder, brought to one form.
 
 pub mod config;
+pub mod forward;
 pub mod gguf;
 pub mod huggingface;
 pub mod roles;

@@ -1,0 +1,319 @@
+//! [`Forward`]: the dense model over windows of tokens, one layer's weights in memory at a time.
+//!
+//! Matrix products are candle's; the rest is plain loops over rows, spread over the processors. Rows are tokens, in
+//! whole windows; a window is a text of its own, at positions 0, 1, …. The residual stream belongs to the caller, who
+//! pushes it through a layer in as many pieces as memory asks for. The definition is
+//! [`ls_compute::reference`]; tests compare the two.
+
+use crate::error::{PrepError, Result};
+use crate::model::Model;
+use crate::model::roles::{Part, Role};
+use candle_core::{Device, Tensor};
+use ls_bundle::model::{LayerVectors, ModelConfig, Vectors};
+use ls_compute::{rope_frequencies, rope_turn};
+use rayon::prelude::*;
+
+/// Rows of the head that are multiplied at a time.
+const HEAD_ROWS: u32 = 4096;
+
+/// A model ready to push windows through.
+#[derive(Debug)]
+pub struct Forward<'a> {
+    model: &'a Model,
+    vectors: Vectors,
+    window: usize,
+    /// Cosine and sine, position x head_dim / 2.
+    turns: Vec<(f32, f32)>,
+}
+
+/// The weights of one layer.
+#[derive(Debug)]
+pub struct Layer<'a> {
+    config: &'a ModelConfig,
+    vectors: &'a LayerVectors,
+    turns: &'a [(f32, f32)],
+    window: usize,
+    /// query_width x hidden, kv_width x hidden (twice), hidden x query_width.
+    attention: [Tensor; 4],
+    /// ffn_hidden x hidden.
+    gate: Tensor,
+    /// ffn_hidden x hidden.
+    up: Tensor,
+    /// hidden x ffn_hidden.
+    down: Tensor,
+}
+
+fn fault(problem: candle_core::Error) -> PrepError {
+    PrepError::corrupt("tensor arithmetic", problem)
+}
+
+/// rows x cols.
+fn matrix(values: Vec<f32>, cols: usize) -> Result<Tensor> {
+    let rows = values.len() / cols;
+    Tensor::from_vec(values, (rows, cols), &Device::Cpu).map_err(fault)
+}
+
+/// `x` (rows x inputs) times the transpose of `weights` (outputs x inputs), row-major.
+fn linear(x: &Tensor, weights: &Tensor) -> Result<Vec<f32>> {
+    let product = || x.matmul(&weights.t()?)?.flatten_all()?.to_vec1();
+    product().map_err(fault)
+}
+
+impl<'a> Forward<'a> {
+    /// Reads the small vectors of `model`, for windows of `window` tokens.
+    pub fn new(model: &'a Model, window: u32) -> Result<Forward<'a>> {
+        let frequencies = rope_frequencies(&model.config.rope, model.config.head_dim);
+        let turn = |position| frequencies.iter().map(move |&f| rope_turn(position, f));
+        let turns = (0..window).flat_map(turn).collect();
+        Ok(Forward { model, vectors: model.vectors()?, window: window as usize, turns })
+    }
+
+    /// Shape and arithmetic.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.model.config
+    }
+
+    /// Hands out the embedding (hidden) of each of `tokens` with its index, in the order of the table, which is read
+    /// once.
+    pub fn embed(
+        &self,
+        tokens: &[u32],
+        mut put: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let mut order: Vec<usize> = (0..tokens.len()).collect();
+        order.sort_by_key(|&index| tokens[index]);
+        let mut rows = self.model.weights.rows(Role::Embedding);
+        order.into_iter().try_for_each(|index| put(index, rows.row(tokens[index])?))
+    }
+
+    /// Reads the weights of a layer.
+    pub fn layer(&self, layer: u16) -> Result<Layer<'_>> {
+        let config = self.config();
+        let (hidden, query) = (config.hidden, config.query_width());
+        let read = |part, cols| self.read(Role::Layer(layer, part), cols);
+        Ok(Layer {
+            config,
+            vectors: &self.vectors.layers[usize::from(layer)],
+            turns: &self.turns,
+            window: self.window,
+            attention: [
+                read(Part::Query, hidden)?,
+                read(Part::Key, hidden)?,
+                read(Part::Value, hidden)?,
+                read(Part::Output, query)?,
+            ],
+            gate: read(Part::Gate, hidden)?,
+            up: read(Part::Up, hidden)?,
+            down: read(Part::Down, config.ffn_hidden)?,
+        })
+    }
+
+    fn read(&self, role: Role, cols: u32) -> Result<Tensor> {
+        let rows = self.model.weights.shape(role).expect("the model has it")[0] as u32;
+        let mut values = Vec::with_capacity(rows as usize * cols as usize);
+        let mut source = self.model.weights.rows(role);
+        for row in 0..rows {
+            values.extend_from_slice(source.row(row)?);
+        }
+        matrix(values, cols as usize)
+    }
+
+    /// Logits of the residuals `x` behind the last layer, a piece of the vocabulary at a time: `take` gets the first
+    /// token of the piece, its width, and rows x width logits.
+    fn head(&self, x: &[f32], mut take: impl FnMut(u32, usize, &[f32])) -> Result<()> {
+        let config = self.config();
+        let role = if config.tied_head { Role::Embedding } else { Role::Head };
+        let hidden = config.hidden as usize;
+        let x = rms_norm(x, &self.vectors.final_norm, config.norm_epsilon);
+        let x = matrix(x, hidden)?;
+        let mut rows = self.model.weights.rows(role);
+        for first in (0..config.vocab_size).step_by(HEAD_ROWS as usize) {
+            let count = HEAD_ROWS.min(config.vocab_size - first);
+            let mut values = Vec::with_capacity(count as usize * hidden);
+            for row in first..first + count {
+                values.extend_from_slice(rows.row(row)?);
+            }
+            take(first, count as usize, &linear(&x, &matrix(values, hidden)?)?);
+        }
+        Ok(())
+    }
+
+    /// Logits (rows x vocab_size) of the residuals `x` behind the last layer.
+    pub fn logits(&self, x: &[f32]) -> Result<Vec<f32>> {
+        let (hidden, vocab) = (self.config().hidden as usize, self.config().vocab_size as usize);
+        let mut all = vec![0.0; x.len() / hidden * vocab];
+        self.head(x, |first, width, logits| {
+            for (row, logits) in all.chunks_exact_mut(vocab).zip(logits.chunks_exact(width)) {
+                row[first as usize..][..width].copy_from_slice(logits);
+            }
+        })?;
+        Ok(all)
+    }
+
+    /// Negative log-likelihood of `targets`, one for each row of the residuals `x` behind the last layer.
+    pub fn nll(&self, x: &[f32], targets: &[u32]) -> Result<Vec<f32>> {
+        // Of each row: the largest logit, the sum of exponentials beside it, the target's logit.
+        let mut states = vec![(f64::NEG_INFINITY, 0f64, 0f64); targets.len()];
+        self.head(x, |first, width, logits| {
+            let rows = states.par_iter_mut().zip(targets).zip(logits.par_chunks_exact(width));
+            rows.for_each(|((state, &target), logits)| {
+                let largest = logits.iter().fold(f32::NEG_INFINITY, |m, &x| m.max(x));
+                let largest = state.0.max(f64::from(largest));
+                let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
+                state.1 = state.1 * (state.0 - largest).exp() + sum;
+                state.0 = largest;
+                if let Some(&logit) = target.checked_sub(first).and_then(|i| logits.get(i as usize))
+                {
+                    state.2 = f64::from(logit);
+                }
+            });
+        })?;
+        Ok(states
+            .iter()
+            .map(|&(largest, sum, logit)| (largest + sum.ln() - logit) as f32)
+            .collect())
+    }
+}
+
+impl Layer<'_> {
+    /// Adds attention's output to the residuals `x`, whole windows of tokens x hidden.
+    pub fn attend(&self, x: &mut [f32]) -> Result<()> {
+        let config = self.config;
+        let hidden = config.hidden as usize;
+        let input = rms_norm(x, &self.vectors.attn_norm, config.norm_epsilon);
+        let input = matrix(input, hidden)?;
+        let [q_proj, k_proj, v_proj, o_proj] = &self.attention;
+        let (mut q, mut k) = (linear(&input, q_proj)?, linear(&input, k_proj)?);
+        let mut v = linear(&input, v_proj)?;
+        if config.qkv_bias {
+            add_bias(&mut q, &self.vectors.q_bias);
+            add_bias(&mut k, &self.vectors.k_bias);
+            add_bias(&mut v, &self.vectors.v_bias);
+        }
+        self.turn(&mut q, config.query_width(), &self.vectors.q_norm);
+        self.turn(&mut k, config.kv_width(), &self.vectors.k_norm);
+        let attended = self.mix(q, k, v).map_err(fault)?;
+        let output = linear(&matrix(attended, config.query_width() as usize)?, o_proj)?;
+        add(x, &output);
+        Ok(())
+    }
+
+    /// Normalises the heads of q or k where the model does, and turns them to their positions. `width` is a row's.
+    fn turn(&self, rows: &mut [f32], width: u32, gain: &[f32]) {
+        let half = self.config.head_dim as usize / 2;
+        let (window, epsilon) = (self.window, self.config.norm_epsilon);
+        rows.par_chunks_exact_mut(width as usize).enumerate().for_each(|(token, row)| {
+            let turns = &self.turns[token % window * half..][..half];
+            for head in row.chunks_exact_mut(2 * half) {
+                if !gain.is_empty() {
+                    let raw = head.to_vec();
+                    norm_row(&raw, gain, epsilon, head);
+                }
+                let (first, second) = head.split_at_mut(half);
+                for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(turns) {
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
+            }
+        });
+    }
+
+    /// softmax(q k) v for every head of every window; tokens x query_width.
+    fn mix(&self, q: Vec<f32>, k: Vec<f32>, v: Vec<f32>) -> candle_core::Result<Vec<f32>> {
+        let config = self.config;
+        let (length, head_dim) = (self.window, config.head_dim as usize);
+        let (kv_heads, group) =
+            (config.kv_heads as usize, (config.heads / config.kv_heads) as usize);
+        let windows = k.len() / (length * kv_heads * head_dim);
+        let batch = windows * kv_heads;
+        // Query heads that share a key head become more rows of one product.
+        let q = Tensor::from_vec(q, (windows, length, kv_heads, group, head_dim), &Device::Cpu)?
+            .permute((0, 2, 3, 1, 4))?
+            .contiguous()?
+            .reshape((batch, group * length, head_dim))?;
+        let side = |values: Vec<f32>| {
+            Tensor::from_vec(values, (windows, length, kv_heads, head_dim), &Device::Cpu)?
+                .transpose(1, 2)?
+                .contiguous()?
+                .reshape((batch, length, head_dim))
+        };
+        let (k, v) = (side(k)?, side(v)?);
+        let mut scores: Vec<f32> = q.matmul(&k.t()?)?.flatten_all()?.to_vec1()?;
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let reach = config.sliding_window.map_or(length, |window| window as usize);
+        scores.par_chunks_exact_mut(length).enumerate().for_each(|(row, scores)| {
+            softmax(scores, row % length, reach, scale);
+        });
+        let shares = Tensor::from_vec(scores, (batch, group * length, length), &Device::Cpu)?;
+        shares
+            .matmul(&v)?
+            .reshape((windows, kv_heads, group, length, head_dim))?
+            .permute((0, 3, 1, 2, 4))?
+            .flatten_all()?
+            .to_vec1()
+    }
+
+    /// The FFN's input: the residuals `x`, normalised.
+    #[must_use]
+    pub fn ffn_input(&self, x: &[f32]) -> Vec<f32> {
+        rms_norm(x, &self.vectors.mlp_norm, self.config.norm_epsilon)
+    }
+
+    /// SiLU(gate h) * (up h) of every neuron for the FFN inputs `h`; tokens x ffn_hidden.
+    pub fn activations(&self, h: Vec<f32>) -> Result<Vec<f32>> {
+        let h = matrix(h, self.config.hidden as usize)?;
+        let (mut gate, up) = (linear(&h, &self.gate)?, linear(&h, &self.up)?);
+        gate.par_iter_mut().zip(&up).with_min_len(1 << 12).for_each(|(gate, up)| {
+            *gate = *gate / (1.0 + (-*gate).exp()) * up;
+        });
+        Ok(gate)
+    }
+
+    /// What neurons with these activations (tokens x ffn_hidden) add to the residuals; tokens x hidden.
+    pub fn ffn_output(&self, activations: Vec<f32>) -> Result<Vec<f32>> {
+        linear(&matrix(activations, self.config.ffn_hidden as usize)?, &self.down)
+    }
+}
+
+/// Softmax of the scores that position `position` may see; zero for the others.
+fn softmax(scores: &mut [f32], position: usize, reach: usize, scale: f64) {
+    let first = (position + 1).saturating_sub(reach);
+    let (seen, future) = scores.split_at_mut(position + 1);
+    let (past, seen) = seen.split_at_mut(first);
+    past.fill(0.0);
+    future.fill(0.0);
+    let largest = seen.iter().fold(f32::NEG_INFINITY, |m, &x| m.max(x));
+    let mut total = 0f64;
+    for score in seen.iter_mut() {
+        *score = ((*score - largest) * scale as f32).exp();
+        total += f64::from(*score);
+    }
+    let inverse = (1.0 / total) as f32;
+    seen.iter_mut().for_each(|share| *share *= inverse);
+}
+
+/// x / sqrt(mean(x^2) + epsilon) * gain, for each row of gain.len().
+fn rms_norm(x: &[f32], gain: &[f32], epsilon: f32) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    let width = gain.len();
+    out.par_chunks_exact_mut(width).zip(x.par_chunks_exact(width)).for_each(|(out, x)| {
+        norm_row(x, gain, epsilon, out);
+    });
+    out
+}
+
+fn norm_row(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) {
+    let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let scale = 1.0 / (squares / x.len() as f64 + f64::from(epsilon)).sqrt();
+    for ((out, &x), &gain) in out.iter_mut().zip(x).zip(gain) {
+        *out = (f64::from(x) * scale) as f32 * gain;
+    }
+}
+
+fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+fn add_bias(rows: &mut [f32], bias: &[f32]) {
+    rows.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+}

@@ -1,0 +1,5 @@
+//! The stages, each a file: what it makes, of what, and how others read it.
+
+pub mod activations;
+pub mod prompts;
+pub mod source;
