@@ -3,7 +3,7 @@
 //!
 //! The canonical form adds nothing by itself: post-processor, truncation and padding are removed, so whether a prompt
 //! starts with BOS is told by [`SpecialTokens::add_bos`] alone and it can never be there twice. Only BPE models and
-//! the components listed in [`refuse_foreign`] are let through. Serialising is deterministic.
+//! the components listed in `refuse_foreign` are let through. Serialising is deterministic.
 
 mod gguf;
 mod huggingface;
