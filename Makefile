@@ -24,6 +24,9 @@ check: setup   ## Formatting, lints, tidiness.
 bench: release $(BUNDLE)   ## Speed at several budgets, beside what the machine allows.
 	for memory in 400MiB 192MiB 128MiB 96MiB; do $(TARGET)/release/ls-run bench $(BUNDLE) --memory $$memory; done
 
+datasets: setup   ## Unpack real English text from Debian packages into datasets/text.
+	cargo run --release --locked -p ls-prep -- datasets fetch
+
 golden: setup   ## Regenerate the golden files; review the diff.
 	cargo run --locked -p ls-bundle --example golden
 

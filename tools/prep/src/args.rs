@@ -1,5 +1,8 @@
 //! The command line.
 
+use crate::cmd::datasets::DatasetsArgs;
+use crate::cmd::stages::{ActivationsArgs, MergeArgs, RecipeArgs, StageArgs};
+use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
 use ls_bundle::model::{DType, WeightTypes};
 use std::path::PathBuf;
@@ -18,6 +21,15 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Import(ImportArgs),
+    /// Takes windows of tokens from calibration text
+    Prompts(StageArgs),
+    Activations(ActivationsArgs),
+    Merge(MergeArgs),
+    /// Tells how far each stage has come
+    Status(StageArgs),
+    Recipe(RecipeArgs),
+    Datasets(DatasetsArgs),
+    Synth(SynthArgs),
 }
 
 const IMPORT_EXAMPLES: &str = "\

@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 pub mod artifact;
+pub mod chain;
+pub mod datasets;
 pub mod encode;
 pub mod error;
 pub mod exit;

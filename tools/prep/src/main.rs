@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod cmd;
 mod terminal;
 
 use args::{Args, Command, ImportArgs};
@@ -21,6 +22,13 @@ fn main() -> ExitCode {
     // Wrong arguments end here with clap's message and code 2, which is `Exit::Usage`.
     let result = match Args::parse().command {
         Command::Import(args) => run_import(args),
+        Command::Prompts(args) => cmd::stages::prompts(&args),
+        Command::Activations(args) => cmd::stages::activations(&args),
+        Command::Merge(args) => cmd::stages::merge_parts(&args),
+        Command::Status(args) => cmd::stages::status(&args),
+        Command::Recipe(args) => cmd::stages::recipe(&args),
+        Command::Datasets(args) => cmd::datasets::run(&args),
+        Command::Synth(args) => cmd::synth::run(&args),
     };
     match result {
         Ok(()) => Exit::Ok.into(),

@@ -187,6 +187,22 @@ impl Store {
         Ok((journal.finish()?, outcome))
     }
 
+    /// How far a stage has come whose key is not known.
+    pub fn state_without_key(&self, stage: &str) -> Result<State> {
+        let folder = self.folder.join(stage);
+        let names = match std::fs::read_dir(&folder) {
+            Ok(names) => names,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(State::Missing);
+            }
+            Err(error) => return Err(PrepError::io(&folder, error)),
+        };
+        let is_artifact =
+            |path: &Path| path.extension().is_some_and(|extension| extension == "bin");
+        let others = names.flatten().filter(|entry| is_artifact(&entry.path())).count();
+        Ok(if others > 0 { State::Stale { others } } else { State::Missing })
+    }
+
     /// How far a stage has come.
     pub fn state<S: Stage>(&self, stage: &S) -> Result<State> {
         let (key, whole) = (stage.key().to_string(), stage.describe(0..stage.units()));

@@ -317,3 +317,18 @@ fn add(x: &mut [f32], y: &[f32]) {
 fn add_bias(rows: &mut [f32], bias: &[f32]) {
     rows.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
 }
+
+/// Floating-point operations a second of matrix products on this machine, now: the median of a few short ones.
+pub fn operations_per_second() -> Result<f64> {
+    const SIZE: usize = 512;
+    let values: Vec<f32> = (0..SIZE * SIZE).map(|i| (i % 7) as f32).collect();
+    let square = matrix(values, SIZE)?;
+    let mut speeds = Vec::new();
+    for _ in 0..5 {
+        let start = std::time::Instant::now();
+        linear(&square, &square)?;
+        speeds.push(2.0 * (SIZE * SIZE * SIZE) as f64 / start.elapsed().as_secs_f64());
+    }
+    speeds.sort_by(f64::total_cmp);
+    Ok(speeds[2])
+}

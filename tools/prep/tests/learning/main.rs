@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod activations;
+mod cli;
+mod datasets;
 mod forward;
 mod prompts;
 

@@ -1,0 +1,118 @@
+//! The commands of the learning half: what they print, that killing them costs little, and that they agree.
+
+use crate::{Bench, text};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+fn program(command: &str) -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_ls-prep"));
+    program.arg(command);
+    program
+}
+
+/// A stage's command on the model of `bench`, with artifacts in `artifacts`.
+fn stage(bench: &Bench, command: &str, artifacts: &str) -> Command {
+    let mut program = program(command);
+    program.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join(artifacts));
+    program.args(["--recipe", "tiny", "--json", "--calibration"]).arg(text());
+    program
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn run(command: &mut Command) -> Value {
+    json(&command.output().unwrap())
+}
+
+fn artifact(report: &Value) -> PathBuf {
+    PathBuf::from(report["path"].as_str().unwrap())
+}
+
+#[test]
+fn a_chain_is_made_told_and_kept() {
+    let bench = Bench::new();
+    let states = |found: &Value| -> Vec<String> {
+        let links = found["stages"].as_array().unwrap();
+        links.iter().map(|link| link["state"].as_str().unwrap().to_owned()).collect()
+    };
+    let status = || run(&mut stage(&bench, "status", "a"));
+    assert_eq!(states(&status()), ["done", "missing", "missing"]);
+    let prompts = run(&mut stage(&bench, "prompts", "a"));
+    assert_eq!((&prompts["outcome"], &prompts["tokens"]), (&"made".into(), &512.into()));
+    let cost = run(stage(&bench, "activations", "a").arg("--estimate"));
+    let made = run(&mut stage(&bench, "activations", "a"));
+    assert_eq!(made["outcome"], "made");
+    assert!(made["bytes"].as_u64() > cost["artifact_bytes"].as_u64());
+    let perplexity = made["perplexity"].as_f64().unwrap();
+    assert!(perplexity > 1.0 && perplexity.is_finite(), "{perplexity}");
+    assert_eq!(states(&status()), ["done", "done", "done"]);
+    assert_eq!(run(&mut stage(&bench, "activations", "a"))["outcome"], "kept");
+    let mut other = program("status");
+    other.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join("a"));
+    other.args(["--recipe", "quick", "--json", "--calibration"]).arg(text());
+    assert_eq!(states(&run(&mut other)), ["done", "stale", "stale"]);
+}
+
+#[test]
+fn killed_at_any_moment_it_goes_on_to_the_same_bytes() {
+    let bench = Bench::new();
+    let whole = run(&mut stage(&bench, "activations", "whole"));
+    let wanted = std::fs::read(artifact(&whole)).unwrap();
+    for milliseconds in [5, 15, 30, 60, 90] {
+        let mut child = stage(&bench, "activations", "killed")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let resumed = run(&mut stage(&bench, "activations", "killed"));
+    assert!(std::fs::read(artifact(&resumed)).unwrap() == wanted);
+}
+
+#[test]
+fn shares_made_by_several_processes_are_merged() {
+    let bench = Bench::new();
+    let whole = run(&mut stage(&bench, "activations", "whole"));
+    run(&mut stage(&bench, "prompts", "shares"));
+    let share = |layers: &str| {
+        let mut command = stage(&bench, "activations", "shares");
+        command.args(["--layers", layers]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let running = ["0..1", "1..2", "2..3"].map(share);
+    let parts = running.map(|child| artifact(&json(&child.wait_with_output().unwrap())));
+    let status = run(&mut stage(&bench, "status", "shares"));
+    assert_eq!(status["stages"][2]["state"], "partial");
+    let merged = run(program("merge").args(&parts).arg("--json"));
+    let read = |path: &Path| std::fs::read(path).unwrap();
+    assert!(read(&artifact(&merged)) == read(&artifact(&whole)));
+    let missing = program("merge").args(&parts[1..]).output().unwrap();
+    assert_eq!(missing.status.code(), Some(4), "layer 0 is missing");
+}
+
+#[test]
+fn wrong_arguments_are_usage() {
+    let bench = Bench::new();
+    let code = |command: &mut Command| command.output().unwrap().status.code();
+    assert_eq!(code(stage(&bench, "activations", "a").args(["--layers", "2..9"])), Some(2));
+    assert_eq!(code(stage(&bench, "activations", "a").args(["--layers", "2..2"])), Some(2));
+    let unknown =
+        program("prompts").arg(bench.model()).args(["--recipe", "fast"]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(String::from_utf8(unknown.stderr).unwrap().contains("widened"));
+    assert_eq!(code(program("prompts").arg(bench.model()).current_dir(bench.dir.path())), Some(2));
+    assert_eq!(
+        code(program("synth").arg("--out").arg(bench.dir.path()).args(["--hidden", "40"])),
+        Some(2)
+    );
+    let recipe = program("recipe").arg("quick").output().unwrap();
+    assert!(String::from_utf8(recipe.stdout).unwrap().contains("tau = 8"));
+}

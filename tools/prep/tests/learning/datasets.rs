@@ -1,0 +1,106 @@
+//! Manifests and the texts they describe.
+
+use ls_prep::datasets::{Manifest, fetch, manifests};
+use ls_prep::exit::Exit;
+use ls_prep::key::Key;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+fn local(text: &[u8]) -> Manifest {
+    let hash = Key::of(text);
+    toml::from_str(&format!(
+        "name = \"mine\"\ntitle = \"t\"\nlicence = \"l\"\nsplit = \"evaluation\"\nblake3 = \"{hash}\"\n\
+         [source]\nkind = \"local\"\nnote = \"ask me\"\n"
+    ))
+    .unwrap()
+}
+
+#[test]
+fn the_repositorys_manifests_are_sound() {
+    let found = manifests(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../datasets")).unwrap();
+    let names: Vec<&str> = found.iter().map(|manifest| manifest.name.as_str()).collect();
+    assert!(names.contains(&"debian-handbook") && names.contains(&"wikitext2-test"), "{names:?}");
+}
+
+#[test]
+fn a_local_text_is_absent_right_or_wrong() {
+    let dir = TempDir::new().unwrap();
+    let manifest = local(b"some text");
+    assert_eq!(fetch(dir.path(), &manifest, None).unwrap().outcome, "absent");
+    std::fs::create_dir(dir.path().join("text")).unwrap();
+    std::fs::write(dir.path().join("text/mine.txt"), "some text").unwrap();
+    assert_eq!(fetch(dir.path(), &manifest, None).unwrap().outcome, "kept");
+    std::fs::write(dir.path().join("text/mine.txt"), "other text").unwrap();
+    assert_eq!(fetch(dir.path(), &manifest, None).unwrap_err().exit(), Exit::Corrupt);
+}
+
+#[test]
+fn broken_manifests_are_named() {
+    let cases = [
+        ("name = \"other\"", "is called"),
+        ("split = \"training\"", "training"),
+        ("colour = \"blue\"", "colour"),
+        ("blake3 = \"12\"", "blake3"),
+    ];
+    for (line, word) in cases {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("manifests")).unwrap();
+        let key = line.split(' ').next().unwrap();
+        let sound = "name = \"mine\"\ntitle = \"t\"\nlicence = \"l\"\nsplit = \"evaluation\"\n";
+        let kept: Vec<&str> = sound.lines().filter(|kept| !kept.starts_with(key)).collect();
+        let text =
+            format!("{line}\n{}\n[source]\nkind = \"local\"\nnote = \"n\"\n", kept.join("\n"));
+        std::fs::write(dir.path().join("manifests/mine.toml"), text).unwrap();
+        let error = manifests(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("mine.toml"), "no {word:?} in: {error}");
+    }
+}
+
+/// Builds a package with `dpkg-deb`; nothing where that is missing.
+fn package(folder: &Path) -> Option<()> {
+    let root = folder.join("root");
+    std::fs::create_dir_all(root.join("DEBIAN")).unwrap();
+    std::fs::create_dir_all(root.join("usr/share/doc/toy")).unwrap();
+    let control = "Package: toy\nVersion: 1.0\nArchitecture: all\nMaintainer: n <n@example>\nDescription: d\n";
+    std::fs::write(root.join("DEBIAN/control"), control).unwrap();
+    let page = |text: &str| format!("<html><body><p>{}</p></body></html>", text.repeat(20));
+    std::fs::write(root.join("usr/share/doc/toy/b.html"), page("Two &amp; ")).unwrap();
+    std::fs::write(root.join("usr/share/doc/toy/a.html"), page("One and a ")).unwrap();
+    std::fs::write(root.join("usr/share/doc/toy/c.css"), page("Three ")).unwrap();
+    let mut build = Command::new("dpkg-deb");
+    build.arg("--build").arg(&root).arg(folder.join("toy_1.0_all.deb"));
+    build.output().ok().filter(|output| output.status.success()).map(|_| ())
+}
+
+#[test]
+fn a_package_is_unpacked_and_checked() {
+    let dir = TempDir::new().unwrap();
+    let Some(()) = package(dir.path()) else { return };
+    let wanted =
+        format!("{}\n\n{}\n\n", "One and a ".repeat(20).trim(), "Two & ".repeat(20).trim());
+    let manifest = |version: &str, text: &str| -> Manifest {
+        toml::from_str(&format!(
+            "name = \"toy\"\ntitle = \"t\"\nlicence = \"l\"\nsplit = \"calibration\"\nblake3 = \"{}\"\n[source]\n\
+             kind = \"debian\"\npackage = \"toy\"\nversion = \"{version}\"\nfiles = \"usr/share/doc/toy/*.html\"\n\
+             format = \"html\"\n",
+            Key::of(text.as_bytes())
+        ))
+        .unwrap()
+    };
+    let datasets = dir.path().join("datasets");
+    let fetch = |manifest: &Manifest| fetch(&datasets, manifest, Some(dir.path()));
+    let path = datasets.join("text/toy.txt");
+    let error = fetch(&manifest("1.0", "other")).unwrap_err();
+    assert_eq!((error.exit(), path.exists()), (Exit::Corrupt, false), "{error}");
+    assert_eq!(fetch(&manifest("0.9", "other")).unwrap().outcome, "other version");
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(fetch(&manifest("1.0", &wanted)).unwrap().outcome, "unpacked");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), wanted);
+    assert_eq!(fetch(&manifest("1.0", &wanted)).unwrap().outcome, "kept");
+    assert_eq!(
+        std::fs::read_dir(datasets.join("text")).unwrap().count(),
+        1,
+        "nothing else is left"
+    );
+}
