@@ -98,6 +98,27 @@ pub struct ProjectionPart<'a> {
     pub rows: MatrixRows<'a>,
 }
 
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvDType {
+    /// Half precision.
+    #[default]
+    F16,
+    /// Groups of 32 with a scale, as weights in Q8_0: about half the bytes. Heads are a multiple of 32 wide.
+    Q8_0,
+}
+
+impl KvDType {
+    /// The format of one head's key or value at one position: a row of head_dim numbers.
+    #[must_use]
+    pub fn dtype(self) -> DType {
+        match self {
+            KvDType::F16 => DType::F16,
+            KvDType::Q8_0 => DType::Q8_0,
+        }
+    }
+}
+
 /// What a pass is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outputs<'a> {

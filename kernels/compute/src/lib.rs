@@ -19,7 +19,7 @@
 
 mod backend;
 pub use backend::{
-    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
+    ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
 };
 
 pub mod conformance;

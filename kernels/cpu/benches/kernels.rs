@@ -1,8 +1,9 @@
 //! Speed of the kernels by themselves: decode and prefill of models with random weights in memory, next to the
 //! memory bandwidth of this machine, measured in the same run with the same threads.
 //!
-//! `cargo bench -p ls-cpu -- [THREADS..] [narrow] [wide] [f16] [q8_0] [q4_0] [scalar] [avx2] [avx512] [decode]
-//! [prefill] [score]`: what is not named of a kind is all of it, but for threads (2) and instruction sets (the fastest).
+//! `cargo bench -p ls-cpu -- [THREADS..] [narrow] [wide] [f16] [q8_0] [q4_0] [kv_f16] [kv_q8_0] [scalar] [avx2]
+//! [avx512] [decode] [prefill] [score]`: of a kind of which nothing is named all is run, but two threads, an f16 cache and
+//! the fastest instruction set.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
@@ -13,9 +14,9 @@ use ls_bundle::model::{
 };
 use ls_compute::conformance::Rng;
 use ls_compute::{
-    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
+    ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
 };
-use ls_cpu::{CpuBackend, Kernels};
+use ls_cpu::{CpuBackend, CpuOptions, Kernels};
 use ls_sync::Slot;
 use std::time::Instant;
 
@@ -79,7 +80,7 @@ impl Model {
         let layer_bytes = rows as usize * row_bytes;
         let len = usize::from(config.layers) * layer_bytes + config.vocab_size as usize * row_bytes;
         let mut weights = Slot::allocate(len).expect("memory for the weights");
-        weights.prefer_large_pages();
+        weights.prefer_huge_pages();
         let mut rng = Rng(7);
         let amplitude = 1.7 / (config.hidden as f32).sqrt();
         let largest = if dtype == DType::Q8_0 { 128.0 } else { 8.0 };
@@ -110,7 +111,7 @@ impl Model {
         self.dtype.row_bytes(self.config.hidden) as usize
     }
 
-    fn backend(&self, threads: usize, kernels: Kernels) -> CpuBackend {
+    fn backend(&self, threads: usize, kernels: Kernels, kv_cache: KvDType) -> CpuBackend {
         let ones = vec![1.0; self.config.hidden as usize];
         let layer = LayerVectors {
             attn_norm: ones.clone(),
@@ -119,8 +120,15 @@ impl Model {
         };
         let layers = vec![layer; usize::from(self.config.layers)];
         let vectors = Vectors { layers, final_norm: ones };
-        CpuBackend::new(&self.config, vectors, CONTEXT, PROMPT, 256, threads, kernels)
-            .expect("a backend")
+        let options = CpuOptions {
+            context: CONTEXT,
+            pass_tokens: PROMPT,
+            scored_tokens: 256,
+            threads,
+            kv_cache,
+            kernels,
+        };
+        CpuBackend::new(&self.config, vectors, &options).expect("a backend")
     }
 
     /// Rows of a matrix `offset` bytes behind the start of the weights, and the offset behind them.
@@ -248,11 +256,11 @@ fn read_all(bytes: &[u8], threads: usize) {
     });
 }
 
-/// The arguments that are among `names`; all of these if there is none.
-fn chosen<'a>(names: &[&'a str]) -> Vec<&'a str> {
+/// The arguments that are among `names`; `otherwise` if there is none.
+fn chosen<'a>(names: &[&'a str], otherwise: &[&'a str]) -> Vec<&'a str> {
     let given: Vec<String> = std::env::args().collect();
     let named: Vec<_> = names.iter().copied().filter(|n| given.iter().any(|g| g == n)).collect();
-    if named.is_empty() { names.to_vec() } else { named }
+    if named.is_empty() { otherwise.to_vec() } else { named }
 }
 
 fn main() {
@@ -262,12 +270,10 @@ fn main() {
     }
     let available: Vec<Kernels> = Kernels::available().collect();
     let names: Vec<_> = available.iter().map(|kernels| kernels.name()).collect();
-    let mut sets = chosen(&names);
-    if sets.len() == names.len() {
-        sets.truncate(1);
-    }
-    for shape in chosen(&["narrow", "wide"]) {
-        for format in chosen(&["f16", "q8_0", "q4_0"]) {
+    let sets = chosen(&names, &names[..1]);
+    let (shapes, formats) = (["narrow", "wide"], ["f16", "q8_0", "q4_0"]);
+    for shape in chosen(&shapes, &shapes) {
+        for format in chosen(&formats, &formats) {
             let dtype = match format {
                 "f16" => DType::F16,
                 "q8_0" => DType::Q8_0,
@@ -275,20 +281,27 @@ fn main() {
             };
             let config = if shape == "wide" { wide() } else { narrow() };
             let model = Model::new(config, dtype);
-            for &threads in &threads {
-                for kernels in available.iter().filter(|kernels| sets.contains(&kernels.name())) {
-                    println!("{shape} {format}, {} kernels, {threads} threads", kernels.name());
-                    measure(&model, threads, *kernels);
+            for (&threads, kernels) in
+                threads.iter().flat_map(|threads| available.iter().map(move |k| (threads, *k)))
+            {
+                if !sets.contains(&kernels.name()) {
+                    continue;
+                }
+                for cache in chosen(&["kv_f16", "kv_q8_0"], &["kv_f16"]) {
+                    let kv_cache = if cache == "kv_f16" { KvDType::F16 } else { KvDType::Q8_0 };
+                    let set = kernels.name();
+                    println!("{shape} {format}, {cache}, {set} kernels, {threads} threads");
+                    measure(&model, model.backend(threads, kernels, kv_cache), threads);
                 }
             }
         }
     }
 }
 
-fn measure(model: &Model, threads: usize, kernels: Kernels) {
+fn measure(model: &Model, mut backend: CpuBackend, threads: usize) {
     let bytes = model.weights.len() as f64;
-    let mut backend = model.backend(threads, kernels);
-    let what = chosen(&["decode", "prefill", "score"]);
+    let all = ["decode", "prefill", "score"];
+    let what = chosen(&all, &all);
     let reading = time(REPETITIONS, |laps| {
         for part in model.weights.bytes().chunks(model.layer_bytes) {
             read_all(part, threads);

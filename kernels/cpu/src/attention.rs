@@ -1,16 +1,15 @@
 //! Attention and the KV cache.
 //!
-//! The cache holds keys (rotated) and values in f16, position after position for each layer and key head. Decode cuts
+//! The cache holds keys (rotated) and values as rows of f16 or Q8_0, position after position for each layer and key head. Decode cuts
 //! the positions into chunks of [`KEY_CHUNK`] that threads attend to by themselves, and merges them in order. Prefill
 //! goes over blocks of [`KEY_BLOCK`] positions with a running maximum and sum for each query.
 
-use crate::backend::{CACHE_DTYPE, CpuBackend, ITEM_TOKENS};
+use crate::backend::{CpuBackend, ITEM_TOKENS};
 use crate::buffer::{Buffer, SharedMut, buffer_bytes};
 use crate::memory::Shape;
-use crate::simd::{Ops, PANEL, Tile};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+use crate::simd::{Ops, PANEL, RowOps, Tile};
 use ls_bundle::ids::LayerId;
+use ls_compute::KvDType;
 use ls_sync::{AllocateError, Slot};
 use std::ops::Range;
 
@@ -24,16 +23,17 @@ const ITEM_QUERIES: usize = 96;
 /// Keys and values of all layers.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    data: Buffer<f16>,
+    data: Buffer<u8>,
     map: CacheMap,
+    dtype: KvDType,
 }
 
-/// Where a row of the cache lies: layer x (keys, values) x kv_heads x context x head_dim.
+/// Where a row of the cache lies: layer x (keys, values) x kv_heads x context.
 #[derive(Clone, Copy, Debug)]
 struct CacheMap {
     context: usize,
     kv_heads: usize,
-    head_dim: usize,
+    row_bytes: usize,
 }
 
 /// Which half of a layer's cache.
@@ -44,28 +44,31 @@ enum Kind {
 }
 
 impl Cache {
-    pub(crate) fn allocate(shape: &Shape, context: usize) -> Result<Cache, AllocateError> {
-        let count = 2 * shape.layers * shape.kv_width * context;
-        let mut slot = Slot::allocate(buffer_bytes::<f16>(count))?;
+    pub(crate) fn allocate(
+        shape: &Shape,
+        context: usize,
+        dtype: KvDType,
+    ) -> Result<Cache, AllocateError> {
+        let row_bytes = dtype.dtype().row_bytes(shape.head_dim as u32) as usize;
+        let count = 2 * shape.layers * shape.kv_heads * context * row_bytes;
+        let mut slot = Slot::allocate(buffer_bytes::<u8>(count))?;
         let data = Buffer::take(&mut slot, count);
-        let map = CacheMap { context, kv_heads: shape.kv_heads, head_dim: shape.head_dim };
-        Ok(Cache { data, map })
+        Ok(Cache { data, map: CacheMap { context, kv_heads: shape.kv_heads, row_bytes }, dtype })
     }
 
-    /// All keys, or values, of a head in a layer; context x head_dim.
+    /// All keys, or values, of a head in a layer; one a position of context.
     fn head(&self, layer: LayerId, kind: Kind, head: usize) -> HeadRows<'_> {
-        let start = self.map.start(layer, kind, head);
-        let head_dim = self.map.head_dim;
-        let halves = &self.data[start..][..self.map.context * head_dim];
-        HeadRows { bytes: bytemuck::cast_slice(halves), head_dim }
+        let CacheMap { context, row_bytes, .. } = self.map;
+        let bytes = &self.data[self.map.row(layer, kind, head, 0)..][..context * row_bytes];
+        HeadRows { bytes, row_bytes }
     }
 }
 
 impl CacheMap {
-    /// Index of the first element of a head's first row in a layer.
-    fn start(&self, layer: LayerId, kind: Kind, head: usize) -> usize {
+    /// First byte of a row.
+    fn row(&self, layer: LayerId, kind: Kind, head: usize, position: usize) -> usize {
         let matrices = 2 * layer.index() + kind as usize;
-        (matrices * self.kv_heads + head) * self.context * self.head_dim
+        ((matrices * self.kv_heads + head) * self.context + position) * self.row_bytes
     }
 }
 
@@ -73,18 +76,18 @@ impl CacheMap {
 #[derive(Clone, Copy, Debug)]
 struct HeadRows<'a> {
     bytes: &'a [u8],
-    head_dim: usize,
+    row_bytes: usize,
 }
 
 impl<'a> HeadRows<'a> {
     /// The row of a position.
     fn at(&self, position: usize) -> &'a [u8] {
-        &self.bytes[2 * position * self.head_dim..][..2 * self.head_dim]
+        &self.bytes[position * self.row_bytes..][..self.row_bytes]
     }
 
     /// The rows of some positions.
     fn range(&self, positions: Range<usize>) -> &'a [u8] {
-        &self.bytes[2 * positions.start * self.head_dim..2 * positions.end * self.head_dim]
+        &self.bytes[positions.start * self.row_bytes..positions.end * self.row_bytes]
     }
 
     /// Rows of N positions at most, and how many there are.
@@ -119,7 +122,7 @@ impl CpuBackend {
         let buffers = &mut self.buffers;
         let (q, k, v) = (buffers.q.shared(), buffers.k.shared(), buffers.v.shared());
         let turns = &*buffers.turns;
-        let cache = self.cache.data.shared();
+        let (cache, store) = (self.cache.data.shared(), ops.kv(self.cache.dtype).store);
         let scale = 1.0 / (shape.head_dim as f32).sqrt();
         self.pool.run(pass.tokens.div_ceil(ITEM_TOKENS), &|_, item| {
             let begin = item * ITEM_TOKENS;
@@ -144,10 +147,9 @@ impl CpuBackend {
                 let position = pass.first_position + token;
                 for (kind, values) in [(Kind::Key, &*k), (Kind::Value, &*v)] {
                     for (head, values) in values.chunks_exact(shape.head_dim).enumerate() {
-                        let start = map.start(layer, kind, head) + position * shape.head_dim;
+                        let start = map.row(layer, kind, head, position);
                         // SAFETY: tokens have disjoint positions.
-                        let cached = unsafe { cache.slice(start, shape.head_dim) };
-                        cached.convert_from_f32_slice(values);
+                        store(values, unsafe { cache.slice(start, map.row_bytes) });
                     }
                 }
             }
@@ -166,7 +168,7 @@ impl CpuBackend {
         let buffers = &mut self.buffers;
         let (partials, scratch) = (buffers.partials.shared(), buffers.scratch.shared());
         let q = &buffers.q[..shape.query_width];
-        let cache = &self.cache;
+        let (cache, kv) = (&self.cache, self.ops.kv(self.cache.dtype));
         self.pool.run(shape.kv_heads * chunks.len(), &|thread, item| {
             let (kv_head, chunk) = (item / chunks.len(), item % chunks.len());
             let first = (chunks.start + chunk) * KEY_CHUNK;
@@ -181,7 +183,7 @@ impl CpuBackend {
                 )
             };
             let queries = &q[kv_head * group_width..][..group_width];
-            (ops.scores)(keys.range(seen.clone()), queries, shape.head_dim, scores);
+            (kv.scores)(keys.range(seen.clone()), queries, shape.head_dim, scores);
             let (totals, sums) = partial.split_at_mut(2 * group);
             for (total, scores) in
                 totals.chunks_exact_mut(2).zip(scores.chunks_exact_mut(seen.len()))
@@ -189,7 +191,7 @@ impl CpuBackend {
                 total[0] = (ops.max)(scores);
                 total[1] = (ops.exp_sum)(scores, total[0]);
             }
-            (ops.weigh)(values.range(seen), scores, shape.head_dim, sums);
+            (kv.weigh)(values.range(seen), scores, shape.head_dim, sums);
         });
         for (head, out) in buffers.q.chunks_exact_mut(shape.head_dim).take(shape.heads).enumerate()
         {
@@ -220,6 +222,7 @@ impl CpuBackend {
                 shape: &shape,
                 keys: cache.head(layer, Kind::Key, kv_head),
                 values: cache.head(layer, Kind::Value, kv_head),
+                rows: ops.rows(cache.dtype.dtype()),
                 q,
                 kv_head,
                 first_position: pass.first_position,
@@ -277,6 +280,8 @@ struct TileWork<'a> {
     shape: &'a Shape,
     keys: HeadRows<'a>,
     values: HeadRows<'a>,
+    /// How these are read.
+    rows: &'a RowOps,
     q: SharedMut<'a, f32>,
     kv_head: usize,
     /// Position of the pass's first token.
@@ -345,15 +350,14 @@ impl TileWork<'_> {
     /// Keys of a block as panels, values as rows; zeros behind the last cached position.
     fn unpack(&self, block: usize, keys: &mut [f32], values: &mut [f32]) {
         let head_dim = self.shape.head_dim;
-        let rows = self.ops.rows(CACHE_DTYPE);
         for (i, panel) in keys.chunks_exact_mut(PANEL * head_dim).enumerate() {
             let (batch, count) = self.keys.batch::<PANEL>(block + i * PANEL, self.cached);
-            (rows.pack_rows)(&batch[..count], head_dim, panel);
+            (self.rows.pack_rows)(&batch[..count], head_dim, panel);
         }
         let wide = head_dim.next_multiple_of(PANEL);
         for (i, value) in values.chunks_exact_mut(wide).enumerate() {
             if block + i < self.cached {
-                (rows.unpack)(self.values.at(block + i), head_dim, 0, &mut value[..head_dim]);
+                (self.rows.unpack)(self.values.at(block + i), head_dim, 0, &mut value[..head_dim]);
             } else {
                 value[..head_dim].fill(0.0);
             }

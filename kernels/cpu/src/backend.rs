@@ -7,9 +7,9 @@ use crate::memory::{Buffers, Limits, Plan, Shape};
 use crate::simd::{Kernels, Ops};
 use crate::worker::Pool;
 use ls_bundle::ids::{ByteCount, LayerId};
-use ls_bundle::model::{DType, ModelConfig, Vectors};
+use ls_bundle::model::{ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
-    ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
+    ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
     rope_frequencies, rope_turn,
 };
 
@@ -34,6 +34,23 @@ pub struct CpuBackend {
     pub(crate) pass: Current,
 }
 
+/// What a backend is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// Positions that the KV cache holds, at least 1.
+    pub context: u32,
+    /// Most tokens of a pass, at least 1.
+    pub pass_tokens: u32,
+    /// Most scored tokens of a pass.
+    pub scored_tokens: u32,
+    /// Threads that compute, the caller's included; at least 1.
+    pub threads: usize,
+    /// Format of the KV cache; Q8_0 wants heads of a multiple of 32.
+    pub kv_cache: KvDType,
+    /// Instruction set.
+    pub kernels: Kernels,
+}
+
 /// The pass that is being computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Current {
@@ -52,31 +69,30 @@ pub(crate) enum Asked {
 }
 
 impl CpuBackend {
-    /// Makes a backend for passes of up to `pass_tokens` tokens, `scored_tokens` of them scored, and `context`
-    /// positions in all; allocates everything and starts `threads - 1` threads.
+    /// Makes a backend for one model; allocates everything and starts `threads - 1` threads.
     ///
-    /// Fails if memory or threads are refused, or if the vectors do not fit the model.
+    /// Fails if memory or threads are refused, if the vectors do not fit the model, or if the cache's format does not.
     pub fn new(
         config: &ModelConfig,
         vectors: Vectors,
-        context: u32,
-        pass_tokens: u32,
-        scored_tokens: u32,
-        threads: usize,
-        kernels: Kernels,
+        options: &CpuOptions,
     ) -> Result<CpuBackend, CpuError> {
         check_shapes(config, &vectors)?;
+        let (limits, kernels) = (Limits::of(options), options.kernels);
         for (count, name) in [
-            (context as usize, "position of context"),
-            (pass_tokens as usize, "token a pass"),
-            (threads, "thread"),
+            (limits.context, "position of context"),
+            (limits.pass_tokens, "token a pass"),
+            (limits.threads, "thread"),
         ] {
             if count == 0 {
                 return Err(Kind::Zero(name).into());
             }
         }
+        let head_dim = config.head_dim;
+        if options.kv_cache == KvDType::Q8_0 && !head_dim.is_multiple_of(QUANT_GROUP) {
+            return Err(Kind::KvHeads { head_dim }.into());
+        }
         let shape = Shape::of(config);
-        let limits = limits(context, pass_tokens, scored_tokens, threads);
         let plan = Plan::new(&shape, &limits);
         Ok(CpuBackend {
             shape,
@@ -85,27 +101,20 @@ impl CpuBackend {
             vectors,
             frequencies: rope_frequencies(&config.rope, config.head_dim),
             ops: kernels.0,
-            pool: Pool::new(threads).map_err(Kind::from)?,
-            cache: Cache::allocate(&shape, limits.context).map_err(Kind::from)?,
+            pool: Pool::new(limits.threads).map_err(Kind::from)?,
+            cache: Cache::allocate(&shape, limits.context, options.kv_cache).map_err(Kind::from)?,
             buffers: plan.allocate().map_err(Kind::from)?,
             scratch: plan.scratch,
             pass: Current { first_position: 0, tokens: 0, decode: false, asked: Asked::Nothing },
         })
     }
 
-    /// Bytes that [`new`](Self::new) allocates with the same arguments, but for the KV cache
+    /// Bytes that [`new`](Self::new) allocates with the same options, but for the KV cache
     /// ([`kv_bytes`](crate::kv_bytes)), the stacks of the threads and a few hundred bytes of bookkeeping. `vectors`
     /// are the caller's.
     #[must_use]
-    pub fn memory(
-        config: &ModelConfig,
-        context: u32,
-        pass_tokens: u32,
-        scored_tokens: u32,
-        threads: usize,
-    ) -> ByteCount {
-        let limits = limits(context, pass_tokens, scored_tokens, threads);
-        let buffers = Plan::new(&Shape::of(config), &limits).bytes() as u64;
+    pub fn memory(config: &ModelConfig, options: &CpuOptions) -> ByteCount {
+        let buffers = Plan::new(&Shape::of(config), &Limits::of(options)).bytes() as u64;
         ByteCount(buffers + 2 * u64::from(config.head_dim))
     }
 
@@ -146,15 +155,6 @@ enum Gain {
     Attention(LayerId),
     Ffn(LayerId),
     Final,
-}
-
-fn limits(context: u32, pass_tokens: u32, scored_tokens: u32, threads: usize) -> Limits {
-    Limits {
-        context: context as usize,
-        pass_tokens: pass_tokens as usize,
-        scored_tokens: scored_tokens as usize,
-        threads,
-    }
 }
 
 /// The vectors have the lengths that the model says.
@@ -314,6 +314,3 @@ pub(crate) fn neuron_rows<'a>(blocks: &NeuronBlocks<'a>, index: usize) -> [&'a [
     let len = bytes.len() / 3;
     [&bytes[..len], &bytes[len..2 * len], &bytes[2 * len..]]
 }
-
-/// The type of what the KV cache holds.
-pub(crate) const CACHE_DTYPE: DType = DType::F16;

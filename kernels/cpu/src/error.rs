@@ -7,6 +7,15 @@ use ls_sync::AllocateError;
 #[error(transparent)]
 pub struct CpuError(#[from] Kind);
 
+impl CpuError {
+    /// Whether the model or the options ask for what this backend does not do; else memory or threads were refused,
+    /// or sizes contradict each other.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self.0, Kind::KvHeads { .. })
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Kind {
     #[error("memory of the CPU backend: {0}")]
@@ -21,4 +30,8 @@ pub(crate) enum Kind {
     Layers { found: usize, wanted: usize },
     #[error("{heads} query heads of width {head_dim} cannot share {kv_heads} key heads")]
     Heads { heads: u32, kv_heads: u32, head_dim: u32 },
+    #[error(
+        "unsupported: a KV cache in q8_0 wants heads of a multiple of 32, this model's are {head_dim} wide"
+    )]
+    KvHeads { head_dim: u32 },
 }

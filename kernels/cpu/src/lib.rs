@@ -1,4 +1,5 @@
-//! The CPU backend: weights in f16, Q8_0 and Q4_0, f32 activations, an f16 KV cache.
+//! The CPU backend: weights in f16, Q8_0 and Q4_0, f32 activations, a KV cache in f16
+//! or Q8_0.
 //!
 //! [`CpuBackend`] owns activations, cache and threads, all made in [`CpuBackend::new`]; calls neither allocate nor
 //! lock. Weights are read where they lie, in the bundle's layout.
@@ -28,7 +29,8 @@ mod score;
 mod simd;
 mod worker;
 
-pub use backend::CpuBackend;
+pub use backend::{CpuBackend, CpuOptions};
 pub use error::CpuError;
+pub use ls_compute::KvDType;
 pub use memory::kv_bytes;
 pub use simd::Kernels;

@@ -2,12 +2,14 @@
 //! allocates and what [`CpuBackend::memory`](crate::CpuBackend::memory) reports.
 
 use crate::attention::{self, KEY_CHUNK};
+use crate::backend::CpuOptions;
 use crate::buffer::{Buffer, buffer_bytes};
 use crate::prefill::{ACTIVATION_NEURONS, DOWN_COLUMNS, TOKEN_BLOCK};
 use crate::score::{SCORE_ROWS, SCORE_TOKENS, SCORE_WAVE};
 use crate::simd::{PANEL, QuantBlock, block_count};
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::ModelConfig;
+use ls_compute::KvDType;
 use ls_sync::{AllocateError, Slot};
 
 /// Accumulators of decode's FFN.
@@ -61,11 +63,22 @@ pub(crate) struct Limits {
     pub(crate) threads: usize,
 }
 
-/// Bytes of the KV cache: keys and values in f16 for every layer and position.
+impl Limits {
+    pub(crate) fn of(options: &CpuOptions) -> Limits {
+        Limits {
+            context: options.context as usize,
+            pass_tokens: options.pass_tokens as usize,
+            scored_tokens: options.scored_tokens as usize,
+            threads: options.threads,
+        }
+    }
+}
+
+/// Bytes of the KV cache: a key and a value for every layer, key head and position.
 #[must_use]
-pub fn kv_bytes(config: &ModelConfig, context: u32) -> ByteCount {
-    let values = 2 * u64::from(config.layers) * u64::from(config.kv_width()) * u64::from(context);
-    ByteCount(2 * values)
+pub fn kv_bytes(config: &ModelConfig, context: u32, kv_cache: KvDType) -> ByteCount {
+    let rows = 2 * u64::from(config.layers) * u64::from(config.kv_heads) * u64::from(context);
+    ByteCount(rows * kv_cache.dtype().row_bytes(config.head_dim))
 }
 
 /// Elements of each buffer.

@@ -4,8 +4,10 @@
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::DType;
 use ls_compute::conformance::{Cut, Driver, Setup, models};
-use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart};
-use ls_cpu::{CpuBackend, Kernels, kv_bytes};
+use ls_compute::{
+    ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart,
+};
+use ls_cpu::{CpuBackend, CpuOptions, Kernels, kv_bytes};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -91,36 +93,38 @@ impl ComputeBackend for Frugal {
 
 #[test]
 fn memory_is_what_it_says_and_calls_allocate_nothing() {
-    let model = &models(DType::F16, 5)[0];
+    let model = &models(DType::Q8_0, KvDType::Q8_0, 5)[0];
     let config = &model.config;
 
-    // One thread: the stacks of threads are not the backend's.
-    let (context, pass_tokens, scored_tokens) = (3000, 700, 300);
-    let vectors = model.vectors.clone();
-    let kernels = Kernels::detect();
-    let before = (mapped(), BYTES.load(SeqCst));
-    let backend =
-        CpuBackend::new(config, vectors, context, pass_tokens, scored_tokens, 1, kernels).unwrap();
-    let (maps, heap) = (mapped() - before.0, BYTES.load(SeqCst) - before.1);
-    let said = CpuBackend::memory(config, context, pass_tokens, scored_tokens, 1);
-    let cache = kv_bytes(config, context);
-    let pages = (said + cache).0.next_multiple_of(4096);
-    assert!((pages - 4096..=pages + 4096).contains(&maps), "{maps} mapped, {pages} said");
-    assert!(heap < 2048, "{heap} bytes from the heap");
-    drop(backend);
+    for kv_cache in [KvDType::F16, KvDType::Q8_0] {
+        let options = CpuOptions {
+            context: 3000,
+            pass_tokens: 700,
+            scored_tokens: 300,
+            // The stacks of threads are not the backend's.
+            threads: 1,
+            kv_cache,
+            kernels: Kernels::detect(),
+        };
+        let vectors = model.vectors.clone();
+        let before = (mapped(), BYTES.load(SeqCst));
+        let backend = CpuBackend::new(config, vectors, &options).unwrap();
+        let (maps, heap) = (mapped() - before.0, BYTES.load(SeqCst) - before.1);
+        let said = CpuBackend::memory(config, &options);
+        let cache = kv_bytes(config, options.context, kv_cache);
+        let pages = (said + cache).0.next_multiple_of(4096);
+        assert!((pages - 4096..=pages + 4096).contains(&maps), "{maps} mapped, {pages} said");
+        assert!(heap < 2048, "{heap} bytes from the heap");
+        drop(backend);
+    }
 
     let make = |setup: Setup<'_>| {
-        let Setup { config, vectors, context, pass_tokens, scored_tokens, threads } = setup;
-        let backend = CpuBackend::new(
-            config,
-            vectors,
-            context,
-            pass_tokens,
-            scored_tokens,
-            threads,
-            Kernels::detect(),
-        );
-        Frugal(backend.unwrap())
+        let Setup { config, vectors, context, pass_tokens, scored_tokens, threads, kv_cache } =
+            setup;
+        let kernels = Kernels::detect();
+        let options =
+            CpuOptions { context, pass_tokens, scored_tokens, threads, kv_cache, kernels };
+        Frugal(CpuBackend::new(config, vectors, &options).unwrap())
     };
     let mut driver = Driver::new(model, &make, 2, Cut::WHOLE);
     let tokens = &model.tokens;

@@ -5,7 +5,7 @@ mod sample;
 
 use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
-use ls_cpu::{CpuBackend, Kernels};
+use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
 use ls_engine::{Engine, Verify};
 use ls_io::{Alignment, BlockStore, Prefer, SimOptions, SimStore, StoreOptions};
@@ -34,10 +34,15 @@ fn run(bundle: &Arc<Bundle>, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32
     };
     let none = |_, _| BackendBytes::default();
     let plan = MemoryPlan::fit(&request, bundle.model(), bundle.weights(), &none).unwrap();
-    let (vectors, pass, threads) = (bundle.vectors().clone(), plan.pass_tokens, case.threads);
-    let backend =
-        CpuBackend::new(bundle.model(), vectors, CONTEXT, pass, 0, threads, Kernels::detect())
-            .unwrap();
+    let options = CpuOptions {
+        context: CONTEXT,
+        pass_tokens: plan.pass_tokens,
+        scored_tokens: 0,
+        threads: case.threads,
+        kv_cache: KvDType::F16,
+        kernels: Kernels::detect(),
+    };
+    let backend = CpuBackend::new(bundle.model(), bundle.vectors().clone(), &options).unwrap();
     let mut engine =
         Engine::open(bundle, &plan, Verify::Always, store, Box::new(backend), &mut |_| {}).unwrap();
     let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();

@@ -75,6 +75,9 @@ pub(crate) struct RunArgs {
     /// Threads that compute. [default: the cores of this machine that the process may use]
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: Option<u16>,
+    /// Number format of the KV cache; q8_0 takes about half the memory of f16.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub(crate) kv_cache: KvChoice,
     /// Policies: which weights run, are fetched and stay.
     #[arg(long, value_enum, default_value = "dense")]
     pub(crate) system: System,
@@ -98,6 +101,16 @@ pub(crate) enum VerifyChoice {
     First,
     /// Whenever they are read.
     Always,
+}
+
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvChoice {
+    /// Half precision.
+    F16,
+    /// Eight bits and a scale for every 32 numbers.
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 /// How the bundle is read.

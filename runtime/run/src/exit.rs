@@ -49,6 +49,9 @@ impl Exit {
                     EngineErrorKind::Corrupt => Exit::Corrupt,
                 };
             }
+            if let Some(error) = cause.downcast_ref::<ls_cpu::CpuError>() {
+                return if error.is_unsupported() { Exit::Unsupported } else { Exit::Io };
+            }
             if cause.is::<UsageError>() {
                 return Exit::Usage;
             }

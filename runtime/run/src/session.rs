@@ -1,11 +1,11 @@
 //! [`Session`]: from flags to an open engine, with every byte planned on the way.
 
-use crate::args::{IoChoice, RunArgs, VerifyChoice};
+use crate::args::{IoChoice, KvChoice, RunArgs, VerifyChoice};
 use crate::disk::{self, Shape};
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
-use ls_cpu::{CpuBackend, Kernels};
+use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
 use ls_engine::tokenizer::{LOAD_PEAK_FACTOR, Tokenizer};
 use ls_engine::{Engine, EngineError, Verify};
@@ -145,16 +145,28 @@ impl Session {
     }
 
     fn backend_bytes(&self, workload: Workload) -> impl Fn(u32, u32) -> BackendBytes {
-        let (config, threads) = (self.bundle.model(), self.threads);
-        move |context, pass_tokens| BackendBytes {
-            kv_cache: ls_cpu::kv_bytes(config, context),
-            activations: CpuBackend::memory(
-                config,
-                context,
-                pass_tokens,
-                workload.scored_tokens,
-                threads,
-            ),
+        let (config, options) = (self.bundle.model(), self.cpu_options(workload));
+        move |context, pass_tokens| {
+            let options = CpuOptions { context, pass_tokens, ..options };
+            BackendBytes {
+                kv_cache: ls_cpu::kv_bytes(config, context, options.kv_cache),
+                activations: CpuBackend::memory(config, &options),
+            }
+        }
+    }
+
+    /// What the backend is made for, but for the sizes that a plan decides.
+    fn cpu_options(&self, workload: Workload) -> CpuOptions {
+        CpuOptions {
+            context: 0,
+            pass_tokens: 0,
+            scored_tokens: workload.scored_tokens,
+            threads: self.threads,
+            kv_cache: match self.args.kv_cache {
+                KvChoice::F16 => KvDType::F16,
+                KvChoice::Q8_0 => KvDType::Q8_0,
+            },
+            kernels: Kernels::detect(),
         }
     }
 
@@ -165,15 +177,9 @@ impl Session {
         workload: Workload,
     ) -> anyhow::Result<(Arc<Bundle>, Engine)> {
         let vectors = self.bundle.vectors().clone();
-        let backend = CpuBackend::new(
-            self.bundle.model(),
-            vectors,
-            plan.context,
-            plan.pass_tokens,
-            workload.scored_tokens,
-            self.threads,
-            Kernels::detect(),
-        )?;
+        let (context, pass_tokens) = (plan.context, plan.pass_tokens);
+        let options = CpuOptions { context, pass_tokens, ..self.cpu_options(workload) };
+        let backend = CpuBackend::new(self.bundle.model(), vectors, &options)?;
         let mut progress = crate::progress::Progress::new("loading", plan.resident().0);
         let verify = match self.args.verify {
             VerifyChoice::Never => Verify::Never,

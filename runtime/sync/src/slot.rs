@@ -93,14 +93,6 @@ impl Slot {
         rest
     }
 
-    /// Asks for large pages, which spare address translations where much is read in order: a hint, best given before
-    /// the memory is touched. For memory that will be filled: a large page becomes resident as a whole.
-    pub fn prefer_large_pages(&mut self) {
-        // SAFETY: the range lies in the mapping, and the advice changes no content. Where the slot does not start at
-        // a page, or the system has no large pages, it is refused without effect.
-        unsafe { libc::madvise(self.ptr.cast(), self.len, libc::MADV_HUGEPAGE) };
-    }
-
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -113,9 +105,9 @@ impl Slot {
         self.len == 0
     }
 
-    /// Asks for large pages, which save address translation where much is read in sequence. Memory then becomes
-    /// resident 2 MiB at a time, so only for slots that will be filled. A kernel that does not know them says no, and
-    /// nothing changes.
+    /// Asks for huge pages, which save address translation where much is read in sequence: a hint, best given before
+    /// the memory is touched. Memory then becomes resident 2 MiB at a time, so only for slots that will be filled. A
+    /// kernel that does not know them says no, and nothing changes.
     pub fn prefer_huge_pages(&self) {
         // SAFETY: advice on pages of our own mapping changes none of its bytes; the pages at the ends may be a
         // neighbour slot's, of the same mapping.
@@ -155,6 +147,24 @@ pub fn release_free_memory() {
 #[cfg(test)]
 mod tests {
     use super::Slot;
+
+    #[test]
+    fn huge_pages_change_no_content() {
+        let mut slot = Slot::allocate(5 << 20).unwrap();
+        // Neither starts nor ends at a page.
+        let mut slot = slot.split_off(1234);
+        let rest = slot.split_off((4 << 20) + 17);
+        let pattern = |index: usize| (index % 251) as u8;
+        for (index, byte) in slot.bytes_mut().iter_mut().enumerate().take(3 << 20) {
+            *byte = pattern(index);
+        }
+        slot.prefer_huge_pages();
+        for (index, &byte) in slot.bytes().iter().enumerate() {
+            assert_eq!(byte, if index < 3 << 20 { pattern(index) } else { 0 }, "byte {index}");
+        }
+        assert!(rest.bytes().iter().all(|&byte| byte == 0));
+        Slot::allocate(4096).unwrap().split_off(4096).prefer_huge_pages();
+    }
 
     #[test]
     fn split_slots_are_disjoint_and_outlive_each_other() {

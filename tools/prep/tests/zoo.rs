@@ -10,7 +10,7 @@
 use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{DType, ModelConfig, RopeScaling, Vectors, WeightTypes};
-use ls_cpu::{CpuBackend, Kernels, kv_bytes};
+use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType, kv_bytes};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest, ROW_BUFFERS};
 use ls_engine::tokenizer::Tokenizer;
 use ls_engine::{Engine, Verify};
@@ -176,16 +176,26 @@ impl Animal {
             request_bytes: 1 << 14,
             depth,
         };
+        let options = CpuOptions {
+            context: CONTEXT,
+            pass_tokens: setup.pass_tokens,
+            scored_tokens: 0,
+            threads: THREADS,
+            kv_cache: KvDType::F16,
+            kernels: setup.kernels,
+        };
         let backend_bytes = |context, pass_tokens| BackendBytes {
-            kv_cache: kv_bytes(config, context),
-            activations: CpuBackend::memory(config, context, pass_tokens, 0, THREADS),
+            kv_cache: kv_bytes(config, context, options.kv_cache),
+            activations: CpuBackend::memory(
+                config,
+                &CpuOptions { context, pass_tokens, ..options },
+            ),
         };
         let plan =
             MemoryPlan::fit(&request, config, self.bundle.weights(), &backend_bytes).unwrap();
         let (context, pass) = (plan.context, plan.pass_tokens);
         assert_eq!((context, pass), (CONTEXT, setup.pass_tokens));
-        let backend = CpuBackend::new(config, vectors, context, pass, 0, THREADS, setup.kernels);
-        let backend = Box::new(backend.unwrap());
+        let backend = Box::new(CpuBackend::new(config, vectors, &options).unwrap());
         Engine::open(&self.bundle, &plan, Verify::First, store, backend, &mut |_| {}).unwrap()
     }
 

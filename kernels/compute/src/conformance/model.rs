@@ -1,5 +1,6 @@
 //! Tiny random models, packed as a bundle packs them.
 
+use crate::KvDType;
 use crate::reference::{ReferenceModel, ReferenceWeights};
 use half::f16;
 use ls_bundle::extent::align_up;
@@ -49,6 +50,8 @@ pub struct TinyModel {
     pub reference: ReferenceModel,
     /// A random text.
     pub tokens: Vec<u32>,
+    /// How a backend keeps keys and values.
+    pub kv_cache: KvDType,
     seed: u64,
 }
 
@@ -60,9 +63,9 @@ impl TinyModel {
     }
 }
 
-/// One model of each kind that kernels treat differently, weights in `dtype`.
+/// One model of each kind that kernels treat differently, weights in `dtype`, keys and values in `kv_cache`.
 #[must_use]
-pub fn models(dtype: DType, seed: u64) -> Vec<TinyModel> {
+pub fn models(dtype: DType, kv_cache: KvDType, seed: u64) -> Vec<TinyModel> {
     // Quantised rows are made of whole groups.
     let whole = |width: u32| match dtype {
         DType::F16 => width,
@@ -93,13 +96,16 @@ pub fn models(dtype: DType, seed: u64) -> Vec<TinyModel> {
         kv_heads: 3,
         ..llama.clone()
     };
-    vec![
-        build(llama, dtype, 1, 47, seed),
-        build(qwen2, dtype, 3, 41, seed),
-        build(qwen3, dtype, 4, 43, seed),
-        build(mistral, dtype, 1, 530, seed),
-        build(wide, dtype, 2, 19, seed),
-    ]
+    let configs =
+        [(llama, 1, 47), (qwen2, 3, 41), (qwen3, 4, 43), (mistral, 1, 530), (wide, 2, 19)];
+    configs
+        .map(|(mut config, block_neurons, tokens)| {
+            if kv_cache == KvDType::Q8_0 {
+                config.head_dim = config.head_dim.next_multiple_of(QUANT_GROUP);
+            }
+            TinyModel { kv_cache, ..build(config, dtype, block_neurons, tokens, seed) }
+        })
+        .into()
 }
 
 fn llama() -> ModelConfig {
@@ -165,7 +171,7 @@ fn qwens(llama: &ModelConfig, whole: impl Fn(u32) -> u32) -> [ModelConfig; 2] {
     [qwen2, qwen3]
 }
 
-/// Draws the weights of `config` and packs them; `tokens` tokens of text.
+/// Draws the weights of `config` and packs them; `tokens` tokens of text, a cache in f16.
 #[must_use]
 pub fn build(
     config: ModelConfig,
@@ -199,7 +205,7 @@ pub fn build(
     let Ok(weights) = weights;
     let reference = ReferenceModel::new(config.clone(), vectors.clone(), weights);
     let tokens = (0..tokens).map(|_| rng.below(config.vocab_size)).collect();
-    TinyModel { config, vectors, map, image, reference, tokens, seed }
+    TinyModel { config, vectors, map, image, reference, tokens, kv_cache: KvDType::F16, seed }
 }
 
 fn draw_vectors(config: &ModelConfig, rng: &mut Rng) -> Vectors {

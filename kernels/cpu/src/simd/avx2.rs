@@ -5,6 +5,7 @@
 
 mod attention;
 mod quantised;
+pub(super) use attention::KV_Q8_0_AVX512;
 pub(super) use quantised::{GroupDot, Q4_0, Q8_0, Quants, dot_groups, nibbles, weighted_scales};
 
 use super::{Activations, Ops, PANEL, RowOps, Tile, scalar};
@@ -17,8 +18,8 @@ pub(super) const OPS: Ops = Ops {
     q4_0: quantised::Q4_0_ROWS,
     quantise: quantised::quantise,
     gemm,
-    scores: attention::scores,
-    weigh: attention::weigh,
+    kv_f16: attention::KV_F16,
+    kv_q8_0: attention::KV_Q8_0,
     inverse_rms,
     swiglu,
     exp_sum,

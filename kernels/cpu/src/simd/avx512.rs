@@ -22,6 +22,7 @@ static OPS: Ops = Ops {
         },
         ..avx2::OPS.q4_0
     },
+    kv_q8_0: avx2::KV_Q8_0_AVX512,
     ..avx2::OPS
 };
 

@@ -5,7 +5,7 @@
 //! same arguments, and the result for one row, token or element never depends on the others of the same call: this
 //! is what makes results independent of cuts, threads and pass lengths.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 /// Calls `$kernel`, which has the number of rows as a const parameter, with 1 to 4 rows.
 macro_rules! by_row_count {
     ($kernel:path, $rows:expr, $($argument:expr),*) => {
@@ -30,6 +30,8 @@ pub(crate) mod scalar;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 #[cfg(test)]
 mod tests;
@@ -37,6 +39,7 @@ mod tests;
 pub(crate) use quantise::{Activations, QuantBlock, block_count};
 
 use ls_bundle::model::DType;
+use ls_compute::KvDType;
 
 /// Rows of a panel of [`RowOps::pack_rows`], and most columns of a [`Tile`].
 pub(crate) const PANEL: usize = 16;
@@ -87,6 +90,17 @@ pub(crate) struct Tile {
     pub(crate) accumulate: bool,
 }
 
+/// Functions on keys or values of one number format: rows of `head_dim` numbers, one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KvOps {
+    /// Writes a row.
+    pub(crate) store: fn(values: &[f32], row: &mut [u8]),
+    /// `out[g][i] = queries[g] . keys[i]`: queries of width `head_dim`.
+    pub(crate) scores: fn(keys: &[u8], queries: &[f32], head_dim: usize, out: &mut [f32]),
+    /// `out[g] = sum over i, ascending, of shares[g][i] * values[i]`: out of width `head_dim`.
+    pub(crate) weigh: fn(values: &[u8], shares: &[f32], head_dim: usize, out: &mut [f32]),
+}
+
 /// One instruction set's functions.
 #[derive(Debug)]
 pub(crate) struct Ops {
@@ -101,11 +115,8 @@ pub(crate) struct Ops {
     /// For all i < m, j < n, p < k: `a[i * a_stride + p]` and `b[p * b_stride + 0 .. PANEL]` are readable,
     /// `c[i * c_stride + j]` is readable and writable and nobody else touches it.
     pub(crate) gemm: unsafe fn(&Tile),
-    /// `out[g][i] = queries[g] . keys[i]`: queries of width `head_dim`, f16 keys of the same, one behind the other.
-    pub(crate) scores: fn(keys: &[u8], queries: &[f32], head_dim: usize, out: &mut [f32]),
-    /// `out[g] = sum over i, ascending, of shares[g][i] * values[i]`: out of width `head_dim`, f16 values of the
-    /// same, one behind the other.
-    pub(crate) weigh: fn(values: &[u8], shares: &[f32], head_dim: usize, out: &mut [f32]),
+    pub(crate) kv_f16: KvOps,
+    pub(crate) kv_q8_0: KvOps,
     /// `1 / sqrt(mean(x^2) + epsilon)`.
     pub(crate) inverse_rms: fn(x: &[f32], epsilon: f32) -> f32,
     /// `gate = SiLU(gate) * up`.
@@ -125,6 +136,14 @@ impl Ops {
             DType::Q4_0 => &self.q4_0,
         }
     }
+
+    /// The functions for a cache of `dtype`.
+    pub(crate) fn kv(&self, dtype: KvDType) -> &KvOps {
+        match dtype {
+            KvDType::F16 => &self.kv_f16,
+            KvDType::Q8_0 => &self.kv_q8_0,
+        }
+    }
 }
 
 /// A choice of instruction set.
@@ -142,7 +161,9 @@ impl Kernels {
     pub fn available() -> impl Iterator<Item = Kernels> {
         #[cfg(target_arch = "x86_64")]
         let fast = [avx512::available(), avx2::available()];
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let fast = [neon::dotprod(), neon::available()];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let fast: [Option<&'static Ops>; 0] = [];
         fast.into_iter().flatten().map(Kernels).chain([Kernels::scalar()])
     }

@@ -1,8 +1,9 @@
 //! Plain Rust: the definition of every function.
 
 use super::quantise::{BLOCK_GROUPS, GROUP, PARTS, group_scale};
-use super::{Activations, Ops, PANEL, QuantBlock, RowOps, Tile};
+use super::{Activations, KvOps, Ops, PANEL, QuantBlock, RowOps, Tile};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 pub(crate) static OPS: Ops = Ops {
     name: "scalar",
@@ -11,8 +12,8 @@ pub(crate) static OPS: Ops = Ops {
     q4_0: quantised::<Q4_0>(),
     quantise,
     gemm,
-    scores,
-    weigh,
+    kv_f16: KvOps { store: store_f16, scores: scores::<F16>, weigh: weigh::<F16> },
+    kv_q8_0: KvOps { store: store_q8_0, scores: scores::<Q8_0>, weigh: weigh::<Q8_0> },
     inverse_rms,
     swiglu,
     exp_sum,
@@ -25,6 +26,8 @@ const fn quantised<F: Quants>() -> RowOps {
 
 /// How rows of one number format are read.
 trait Format {
+    /// Bytes of a row.
+    fn row_bytes(cols: usize) -> usize;
     /// See [`RowOps::unpack`].
     fn unpack(row: &[u8], cols: usize, first: usize, out: &mut [f32]);
 }
@@ -47,6 +50,10 @@ fn half_at(bytes: &[u8], index: usize) -> f32 {
 }
 
 impl Format for F16 {
+    fn row_bytes(cols: usize) -> usize {
+        2 * cols
+    }
+
     fn unpack(row: &[u8], _cols: usize, first: usize, out: &mut [f32]) {
         for (weight, pair) in out.iter_mut().zip(row[2 * first..].chunks_exact(2)) {
             *weight = half_at(pair, 0);
@@ -83,6 +90,10 @@ fn groups<F: Quants>(
 }
 
 impl<F: Quants> Format for F {
+    fn row_bytes(cols: usize) -> usize {
+        cols / GROUP * (F::BYTES + 2)
+    }
+
     fn unpack(row: &[u8], cols: usize, first: usize, out: &mut [f32]) {
         let groups = groups::<F>(row, cols, first / GROUP);
         for (weights, (quants, scale)) in out.chunks_mut(GROUP).zip(groups) {
@@ -220,21 +231,43 @@ unsafe fn gemm(tile: &Tile) {
     }
 }
 
-fn scores(keys: &[u8], queries: &[f32], head_dim: usize, out: &mut [f32]) {
-    let count = keys.len() / (2 * head_dim);
-    for (query, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(count)) {
-        for (key, out) in keys.chunks_exact(2 * head_dim).zip(out) {
-            *out = dot_floats::<F16>(key, query);
+pub(super) fn store_f16(values: &[f32], row: &mut [u8]) {
+    bytemuck::cast_slice_mut::<u8, f16>(row).convert_from_f32_slice(values);
+}
+
+/// The quants are those of the scale as it is stored, in half precision.
+pub(super) fn store_q8_0(values: &[f32], row: &mut [u8]) {
+    let (quants, scales) = row.split_at_mut(values.len());
+    let groups = values.as_chunks::<GROUP>().0.iter().zip(quants.as_chunks_mut::<GROUP>().0);
+    for ((values, quants), stored) in groups.zip(scales.as_chunks_mut::<2>().0) {
+        let largest = values.iter().map(|value| value.abs().to_bits()).fold(0, u32::max);
+        let scale = f16::from_f32(group_scale(largest).0);
+        *stored = scale.to_le_bytes();
+        let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
+        for (quant, value) in quants.iter_mut().zip(values) {
+            let rounded = (value * inverse).round_ties_even().clamp(-127.0, 127.0);
+            *quant = (rounded as i8).cast_unsigned();
         }
     }
 }
 
-fn weigh(values: &[u8], shares: &[f32], head_dim: usize, out: &mut [f32]) {
-    let count = values.len() / (2 * head_dim);
+fn scores<F: Format>(keys: &[u8], queries: &[f32], head_dim: usize, out: &mut [f32]) {
+    let row_bytes = F::row_bytes(head_dim);
+    let count = keys.len() / row_bytes;
+    for (query, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(count)) {
+        for (key, out) in keys.chunks_exact(row_bytes).zip(out) {
+            *out = dot_floats::<F>(key, query);
+        }
+    }
+}
+
+fn weigh<F: Format>(values: &[u8], shares: &[f32], head_dim: usize, out: &mut [f32]) {
+    let row_bytes = F::row_bytes(head_dim);
+    let count = values.len() / row_bytes;
     out.fill(0.0);
     for (out, shares) in out.chunks_exact_mut(head_dim).zip(shares.chunks_exact(count)) {
-        for (value, &share) in values.chunks_exact(2 * head_dim).zip(shares) {
-            axpy_floats::<F16>(value, share, out);
+        for (value, &share) in values.chunks_exact(row_bytes).zip(shares) {
+            axpy_floats::<F>(value, share, out);
         }
     }
 }

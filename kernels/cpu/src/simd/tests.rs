@@ -6,7 +6,7 @@ use super::{Activations, Kernels, Ops, PANEL, Tile};
 use half::f16;
 use ls_bundle::model::DType;
 use ls_compute::conformance::Rng;
-use ls_compute::dequantize_row;
+use ls_compute::{KvDType, dequantize_row};
 
 /// Largest accepted error of a sum, relative to the sum of the terms' sizes.
 const SUM_ERROR: f64 = 2e-6;
@@ -278,28 +278,61 @@ fn gemm_multiplies(ops: &Ops, draw: &mut Draw) {
 }
 
 fn attention_scores_and_weighs(ops: &Ops, draw: &mut Draw) {
-    for (head_dim, group, count) in
-        [(8, 1, 1), (64, 3, 128), (64, 4, 7), (24, 2, 5), (20, 7, 9), (128, 8, 3), (2, 1, 13)]
-    {
-        let halves: Vec<f32> = (0..count * head_dim).map(|_| draw.0.unit()).collect();
-        let bytes: Vec<u8> = halves.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
-        let halves: Vec<f32> = halves.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
-        let queries = draw.floats(group * head_dim);
-        let mut scores = vec![f32::NAN; group * count];
-        (ops.scores)(&bytes, &queries, head_dim, &mut scores);
-        for (i, &score) in scores.iter().enumerate() {
-            let query = &queries[i / count * head_dim..][..head_dim];
-            let key = &halves[i % count * head_dim..][..head_dim];
-            assert_sum(score, query.iter().zip(key).map(|(q, k)| product(q, k)));
+    for kv_cache in [KvDType::F16, KvDType::Q8_0] {
+        for (head_dim, group, count) in [
+            (8, 1, 1),
+            (64, 3, 128),
+            (64, 4, 7),
+            (24, 2, 5),
+            (20, 7, 9),
+            (128, 8, 3),
+            (2, 1, 13),
+            (96, 5, 10),
+        ] {
+            if kv_cache == KvDType::F16 || head_dim % GROUP == 0 {
+                attention(ops, draw, kv_cache, (head_dim, group, count));
+            }
         }
-        let shares = draw.floats(group * count);
-        let mut out = vec![f32::NAN; group * head_dim];
-        (ops.weigh)(&bytes, &shares, head_dim, &mut out);
-        for (i, &got) in out.iter().enumerate() {
-            let shares = &shares[i / head_dim * count..][..count];
-            let values = halves.iter().skip(i % head_dim).step_by(head_dim);
-            assert_sum(got, shares.iter().zip(values).map(|(s, v)| product(s, v)));
+    }
+}
+
+fn attention(
+    ops: &Ops,
+    draw: &mut Draw,
+    kv_cache: KvDType,
+    (head_dim, group, count): (usize, usize, usize),
+) {
+    let (kv, dtype) = (ops.kv(kv_cache), kv_cache.dtype());
+    let row_bytes = dtype.row_bytes(head_dim as u32) as usize;
+    let mut bytes = vec![0xff; count * row_bytes];
+    let mut rows = vec![f32::NAN; count * head_dim];
+    for (bytes, meant) in bytes.chunks_mut(row_bytes).zip(rows.chunks_mut(head_dim)) {
+        let values = draw.floats(head_dim);
+        (kv.store)(&values, bytes);
+        dequantize_row(dtype, bytes, meant);
+        for (values, meant) in values.chunks(GROUP).zip(meant.chunks(GROUP)) {
+            let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            // Half a step and the scale's rounding; halves are far more exact. The last is for subnormal halves.
+            let error = largest / 127.0 * 0.57 + 3e-8 * 128.0;
+            let near = values.iter().zip(meant).all(|(x, got)| (*x - *got).abs() <= error);
+            assert!(near, "{values:?} is kept as something else");
         }
+    }
+    let queries = draw.floats(group * head_dim);
+    let mut scores = vec![f32::NAN; group * count];
+    (kv.scores)(&bytes, &queries, head_dim, &mut scores);
+    for (i, &score) in scores.iter().enumerate() {
+        let query = &queries[i / count * head_dim..][..head_dim];
+        let key = &rows[i % count * head_dim..][..head_dim];
+        assert_sum(score, query.iter().zip(key).map(|(q, k)| product(q, k)));
+    }
+    let shares = draw.floats(group * count);
+    let mut out = vec![f32::NAN; group * head_dim];
+    (kv.weigh)(&bytes, &shares, head_dim, &mut out);
+    for (i, &got) in out.iter().enumerate() {
+        let shares = &shares[i / head_dim * count..][..count];
+        let values = rows.iter().skip(i % head_dim).step_by(head_dim);
+        assert_sum(got, shares.iter().zip(values).map(|(s, v)| product(s, v)));
     }
 }
 
@@ -395,5 +428,11 @@ macro_rules! suite {
 }
 
 suite!(scalar);
+#[cfg(target_arch = "x86_64")]
 suite!(avx2);
+#[cfg(target_arch = "x86_64")]
 suite!(avx512);
+#[cfg(target_arch = "aarch64")]
+suite!(neon);
+#[cfg(target_arch = "aarch64")]
+suite!(dotprod);

@@ -229,11 +229,15 @@ pub(in crate::simd) unsafe fn weighted_scales<Q: Quants, const R: usize>(
     weights: &[f32; R],
     (groups, first, count): (usize, usize, usize),
 ) -> [[f32; BLOCK_GROUPS]; R] {
-    // SAFETY: the caller's guarantee.
-    std::array::from_fn(|r| unsafe {
-        let scales = scales::<Q>(rows[r], groups, first, count);
-        store(_mm256_mul_ps(scales, _mm256_set1_ps(weights[r])))
-    })
+    let mut factors = [[0f32; BLOCK_GROUPS]; R];
+    for ((row, weight), factors) in rows.into_iter().zip(weights).zip(&mut factors) {
+        // SAFETY: the caller's guarantee.
+        unsafe {
+            let scales = scales::<Q>(row, groups, first, count);
+            *factors = store(_mm256_mul_ps(scales, _mm256_set1_ps(*weight)));
+        }
+    }
+    factors
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
