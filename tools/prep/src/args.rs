@@ -1,7 +1,7 @@
 //! The command line.
 
 use crate::cmd::datasets::DatasetsArgs;
-use crate::cmd::stages::{ActivationsArgs, MergeArgs, RecipeArgs, StageArgs};
+use crate::cmd::stages::{ActivationsArgs, MergeArgs, PlacementArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
 use ls_bundle::model::{DType, WeightTypes};
@@ -24,6 +24,7 @@ pub(crate) enum Command {
     /// Takes windows of tokens from calibration text
     Prompts(StageArgs),
     Activations(ActivationsArgs),
+    Placement(PlacementArgs),
     Merge(MergeArgs),
     /// Tells how far each stage has come
     Status(StageArgs),

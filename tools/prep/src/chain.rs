@@ -5,7 +5,8 @@ use crate::key::Key;
 use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::stage::{Stage, State};
-use crate::stages::activations::ActivationsStage;
+use crate::stages::activations::{Activations, ActivationsStage};
+use crate::stages::placement::PlacementStage;
 use crate::stages::prompts::{Prompts, Windows};
 use crate::stages::source::{self, Source};
 use serde::Serialize;
@@ -62,6 +63,13 @@ impl Chain {
         ActivationsStage::new(&self.source, windows, prompts, &self.recipe)
     }
 
+    /// `40-placement` after these activations.
+    #[must_use]
+    pub fn placement<'a>(&self, activations: &'a Activations) -> PlacementStage<'a> {
+        let architecture = self.source.model.config.architecture;
+        PlacementStage::new(activations, architecture, &self.recipe)
+    }
+
     /// All stages in order. Makes nothing.
     pub fn links(&self) -> Result<Vec<Link>> {
         let store = &self.source.store;
@@ -82,13 +90,25 @@ impl Chain {
             }
             None => self.unknown(Prompts::NAME)?,
         });
+        let mut activations = None;
         links.push(match &windows {
             Some((windows, key)) => {
                 let stage = self.activations(windows, *key);
+                if let Ok(Some(artifact)) = store.find(&stage) {
+                    activations = Some(Activations::new(artifact)?);
+                }
                 let (key, state) = (Some(stage.key()), store.state(&stage)?);
                 Link { stage: ActivationsStage::NAME, key, state }
             }
             None => self.unknown(ActivationsStage::NAME)?,
+        });
+        links.push(match &activations {
+            Some(activations) => {
+                let stage = self.placement(activations);
+                let (key, state) = (Some(stage.key()), store.state(&stage)?);
+                Link { stage: PlacementStage::NAME, key, state }
+            }
+            None => self.unknown(PlacementStage::NAME)?,
         });
         Ok(links)
     }

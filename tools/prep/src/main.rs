@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Import(args) => run_import(args),
         Command::Prompts(args) => cmd::stages::prompts(&args),
         Command::Activations(args) => cmd::stages::activations(&args),
+        Command::Placement(args) => cmd::stages::placement(&args),
         Command::Merge(args) => cmd::stages::merge_parts(&args),
         Command::Status(args) => cmd::stages::status(&args),
         Command::Recipe(args) => cmd::stages::recipe(&args),

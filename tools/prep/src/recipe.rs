@@ -198,7 +198,8 @@ impl Recipe {
                 return Err(format!("{name} is {share}; wanted more than 0, at most 1"));
             }
         }
-        let methods = ["measured", "file", "frequency", "greedy", "matching", "embedding"];
+        let methods =
+            ["measured", "file", "random", "frequency", "greedy", "matching", "embedding"];
         if !methods.contains(&placement.method.as_str()) {
             let wanted = methods.join(", ");
             return Err(format!(

@@ -1,5 +1,6 @@
 //! The stages, each a file: what it makes, of what, and how others read it.
 
 pub mod activations;
+pub mod placement;
 pub mod prompts;
 pub mod source;

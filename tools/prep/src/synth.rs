@@ -185,6 +185,8 @@ struct Planted {
     groups: Vec<Vec<u32>>,
     /// Topic of each neuron.
     topics: Vec<usize>,
+    /// How strongly each neuron acts; much alike within a group.
+    strengths: Vec<f32>,
 }
 
 struct Planter {
@@ -199,8 +201,8 @@ impl Planter {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(options.seed);
         let hidden = options.hidden as usize;
         let mut directions: Vec<Vec<f32>> = Vec::new();
-        // Half of the space is left to what is no topic.
-        while directions.len() < hidden / 2 {
+        // A quarter of the space is left to what is no topic.
+        while directions.len() < hidden * 3 / 4 {
             let mut new: Vec<f32> = (0..hidden).map(|_| noise(&mut random)).collect();
             for old in &directions {
                 let along: f32 = new.iter().zip(old).map(|(a, b)| a * b).sum();
@@ -222,20 +224,23 @@ impl Planter {
         let mut subjects: Vec<usize> = (1..self.directions.len()).collect();
         subjects.shuffle(&mut self.random);
         let mut topics = vec![0; neurons as usize];
+        let mut strengths = vec![0.0; neurons as usize];
         for (index, group) in groups.iter_mut().enumerate() {
             group.sort_unstable();
+            let strength: f32 = self.random.random_range(0.7..1.3);
             for &neuron in group.iter() {
                 topics[neuron as usize] = subjects[index % subjects.len()];
+                strengths[neuron as usize] = strength * self.random.random_range(0.97..1.03);
             }
         }
-        Planted { groups, topics }
+        Planted { groups, topics, strengths }
     }
 
     fn values(&mut self, role: Role, shape: &[u32], planted: Option<&Planted>) -> Vec<f32> {
         let count = shape.iter().product::<u32>() as usize;
         let hidden = self.options.hidden as usize;
         let Planter { random, directions, .. } = self;
-        let topic = |neuron: usize| planted.expect("its layer has begun").topics[neuron];
+        let layer = || planted.expect("its layer has begun");
         let rows =
             |row: &mut dyn FnMut(usize) -> Vec<f32>| (0..count / hidden).flat_map(row).collect();
         match role {
@@ -250,12 +255,12 @@ impl Planter {
             }),
             Role::FinalNorm | Role::Layer(_, Part::AttnNorm | Part::MlpNorm) => vec![1.0; count],
             Role::Layer(_, Part::Gate) => rows(&mut |neuron| {
-                let direction = directions[topic(neuron)].iter().zip(&directions[0]);
+                let direction = directions[layer().topics[neuron]].iter().zip(&directions[0]);
                 direction.map(|(d, shared)| 2.0 * d - 0.6 * shared + 0.03 * noise(random)).collect()
             }),
             Role::Layer(_, Part::Up) => rows(&mut |neuron| {
-                let strength = random.random_range(0.5..1.5);
-                let direction = directions[topic(neuron)].iter();
+                let strength = layer().strengths[neuron];
+                let direction = directions[layer().topics[neuron]].iter();
                 direction.map(|d| strength * d + 0.03 * noise(random)).collect()
             }),
             _ => (0..count).map(|_| 0.02 * noise(random)).collect(),

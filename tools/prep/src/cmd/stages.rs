@@ -1,4 +1,4 @@
-//! `ls-prep prompts`, `activations`, `merge`, `status` and `recipe`.
+//! `ls-prep prompts`, `activations`, `placement`, `merge`, `status` and `recipe`.
 
 use super::{extend, print};
 use crate::peak_rss_bytes;
@@ -11,6 +11,7 @@ use ls_prep::model::forward::operations_per_second;
 use ls_prep::recipe::Recipe;
 use ls_prep::stage::{Outcome, Stage, State, merge};
 use ls_prep::stages::activations::{Activations, ActivationsStage, Cost};
+use ls_prep::stages::placement::{Measured, Placement, PlacementStage};
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,16 @@ pub(crate) struct ActivationsArgs {
     /// Only say what it will take
     #[arg(long)]
     estimate: bool,
+}
+
+/// Orders each layer's neurons so that those that act together share blocks, and measures what that saves.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlacementArgs {
+    #[command(flatten)]
+    stage: StageArgs,
+    /// Only these layers: A..B, without B
+    #[arg(long, value_name = "A..B", value_parser = parse_range)]
+    layers: Option<Range<u32>>,
 }
 
 /// Joins shares of a stage into the artifact that one run would have made, byte for byte.
@@ -146,6 +157,35 @@ pub(crate) fn activations(args: &ActivationsArgs) -> Result<()> {
         format!("perplexity of the calibration text {perplexity:.3}")
     });
     report(args.stage.json, found.artifact(), outcome, start.elapsed(), &text, details)
+}
+
+/// `ls-prep placement`.
+pub(crate) fn placement(args: &PlacementArgs) -> Result<()> {
+    let start = Instant::now();
+    let mut progress = TerminalProgress::new();
+    let chain = args.stage.chain(&mut progress)?;
+    let (windows, prompts) = chain.windows(&mut progress)?;
+    let store = &chain.source.store;
+    let recorded = store.need(&chain.activations(&windows, prompts), PlacementStage::NAME)?;
+    let recorded = Activations::new(recorded)?;
+    let stage = chain.placement(&recorded);
+    let (artifact, outcome) = store.run(&stage, args.layers.clone(), &mut progress)?;
+    drop(progress);
+    let found = Placement::read(&artifact)?;
+    let first = artifact.description().range.0;
+    if !args.stage.json {
+        for (number, layer) in (first..).zip(&found.layers) {
+            let of = |m: &Measured| {
+                format!("{} {:.3} ({:.3})", m.method, m.redundancy, m.redundancy_of_double)
+            };
+            let measured: Vec<String> = layer.measured.iter().map(of).collect();
+            print(format!("layer {number:>3}: {}", measured.join("  ")))?;
+        }
+    }
+    let text = format!("redundancy in blocks of {} (and twice that) above", found.block_neurons);
+    let details =
+        json!({"block_neurons": found.block_neurons, "first_layer": first, "layers": found.layers});
+    report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
 }
 
 fn estimate(cost: &Cost, seconds: f64) -> String {

@@ -27,6 +27,11 @@ fn record_as(
     (Activations::new(artifact).unwrap(), outcome)
 }
 
+/// Everything of `recipe`'s, in the bench's own artifacts.
+pub(crate) fn record(bench: &Bench, recipe: &Recipe) -> Activations {
+    record_as(bench, "artifacts", recipe, None, &mut ()).0
+}
+
 fn windows(source: &Source, recipe: &Recipe) -> Windows {
     let prompts = Prompts::new(source, &[text()], recipe).unwrap();
     let (artifact, _) = source.store.run(&prompts, None, &mut ()).unwrap();

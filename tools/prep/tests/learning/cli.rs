@@ -41,7 +41,7 @@ fn a_chain_is_made_told_and_kept() {
         links.iter().map(|link| link["state"].as_str().unwrap().to_owned()).collect()
     };
     let status = || run(&mut stage(&bench, "status", "a"));
-    assert_eq!(states(&status()), ["done", "missing", "missing"]);
+    assert_eq!(states(&status()), ["done", "missing", "missing", "missing"]);
     let prompts = run(&mut stage(&bench, "prompts", "a"));
     assert_eq!((&prompts["outcome"], &prompts["tokens"]), (&"made".into(), &512.into()));
     let cost = run(stage(&bench, "activations", "a").arg("--estimate"));
@@ -50,12 +50,14 @@ fn a_chain_is_made_told_and_kept() {
     assert!(made["bytes"].as_u64() > cost["artifact_bytes"].as_u64());
     let perplexity = made["perplexity"].as_f64().unwrap();
     assert!(perplexity > 1.0 && perplexity.is_finite(), "{perplexity}");
-    assert_eq!(states(&status()), ["done", "done", "done"]);
+    assert_eq!(states(&status()), ["done", "done", "done", "missing"]);
     assert_eq!(run(&mut stage(&bench, "activations", "a"))["outcome"], "kept");
+    let placed = run(&mut stage(&bench, "placement", "a"));
+    assert_eq!(placed["layers"][2]["measured"][4]["method"], "matching");
     let mut other = program("status");
     other.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join("a"));
     other.args(["--recipe", "quick", "--json", "--calibration"]).arg(text());
-    assert_eq!(states(&run(&mut other)), ["done", "stale", "stale"]);
+    assert_eq!(states(&run(&mut other)), ["done", "stale", "stale", "stale"]);
 }
 
 #[test]

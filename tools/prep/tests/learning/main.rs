@@ -6,6 +6,7 @@ mod activations;
 mod cli;
 mod datasets;
 mod forward;
+mod placement;
 mod prompts;
 
 use ls_prep::recipe::Recipe;

@@ -1,0 +1,220 @@
+//! `40-placement`: in which order each layer's neurons lie on the disk, so that neurons that act together share blocks.
+//!
+//! A neuron is *active* in a token if it is among the token's `active_share` strongest. A block is read if any of its
+//! neurons is active. The *redundancy* of an order is the number of neurons read in vain over the number of active
+//! ones, over tokens that had no part in making the order. Orders that are made and measured:
+//!
+//! - `file`: as in the model; `random`: shuffled, the floor of what an order can be worth;
+//! - `frequency`: most often active first;
+//! - `greedy`: the pair most often active together, then the best of what is left, grown to blocks;
+//! - `matching`: pairs that are improved by exchanging partners, then pairs of pairs, and so on to the whole layer
+//!   (block sizes that are powers of two).
+//!
+//! Every order goes on from blocks to larger groups, so that neighbouring blocks act together too. A layer's unit has
+//! two records: 0 is JSON ([`Measured`] and the choice), 1 the chosen order, u32 neurons.
+
+mod order;
+
+use crate::artifact::{Artifact, Input, RecordId};
+use crate::error::{PrepError, Result};
+use crate::journal::Journal;
+use crate::key::Key;
+use crate::progress::{Phase, Progress};
+use crate::recipe::Recipe;
+use crate::stage::Stage;
+use crate::stages::activations::Activations;
+use ls_bundle::model::Architecture;
+use order::Active;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// The stage.
+#[derive(Debug)]
+pub struct PlacementStage<'a> {
+    activations: &'a Activations,
+    params: Params,
+}
+
+/// What orders depend on besides the activations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Params {
+    /// Neurons of a block.
+    pub block_neurons: u32,
+    /// Which order is chosen.
+    pub method: String,
+    /// Share of the neurons that counts as active.
+    pub active_share: f64,
+    /// Of so many tokens the last one measures.
+    pub holdout_every: u32,
+    /// Of the shuffled order.
+    pub seed: u64,
+}
+
+/// How good an order is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The order.
+    pub method: String,
+    /// Neurons read in vain over active ones, with the recipe's blocks.
+    pub redundancy: f64,
+    /// The same with blocks of twice as many neurons.
+    pub redundancy_of_double: f64,
+}
+
+/// What is known of a layer's order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerPlacement {
+    /// Name of the chosen order.
+    pub chosen: String,
+    /// All orders.
+    pub measured: Vec<Measured>,
+    /// Neuron at each place.
+    #[serde(skip)]
+    pub order: Vec<u32>,
+}
+
+impl<'a> PlacementStage<'a> {
+    /// Orders after `activations`, as `recipe` says for a model family.
+    #[must_use]
+    pub fn new(activations: &'a Activations, architecture: Architecture, recipe: &Recipe) -> Self {
+        let recipe_of = &recipe.placement;
+        let params = Params {
+            block_neurons: recipe_of.block_neurons(architecture).min(activations.params().neurons),
+            method: recipe_of.method.clone(),
+            active_share: recipe_of.active_share,
+            holdout_every: recipe_of.holdout_every,
+            seed: recipe.stage_seed(Self::NAME),
+        };
+        PlacementStage { activations, params }
+    }
+
+    fn layer(&self, layer: u32) -> Result<LayerPlacement> {
+        let Params { block_neurons, active_share, holdout_every, seed, .. } = self.params;
+        let neurons = self.activations.params().neurons;
+        let active_neurons = (f64::from(neurons) * active_share).round().max(1.0) as usize;
+        let mut makes = Active::new(neurons);
+        let mut measures = Active::new(neurons);
+        for chunk in self.activations.layer(layer) {
+            let chunk = chunk?;
+            for token in 0..chunk.tokens() {
+                let number = chunk.first_token + token as u64 + 1;
+                let held_out = number.is_multiple_of(u64::from(holdout_every));
+                let into = if held_out { &mut measures } else { &mut makes };
+                into.push(chunk.codes(token), active_neurons);
+            }
+        }
+        let block = block_neurons as usize;
+        let mut orders = vec![
+            ("file", (0..neurons).collect()),
+            ("random", order::random(neurons, seed.wrapping_add(layer.into()))),
+            ("frequency", makes.by_frequency()),
+            ("greedy", makes.greedy(block)),
+        ];
+        if block.is_power_of_two() {
+            orders.push(("matching", makes.matching()));
+        }
+        let measured: Vec<Measured> = orders
+            .iter()
+            .map(|(method, order)| Measured {
+                method: (*method).to_owned(),
+                redundancy: measures.redundancy(order, block),
+                redundancy_of_double: measures.redundancy(order, 2 * block),
+            })
+            .collect();
+        let wanted = measured.iter().position(|found| found.method == self.params.method);
+        let best = (0..measured.len())
+            .min_by(|&a, &b| measured[a].redundancy.total_cmp(&measured[b].redundancy))
+            .expect("there are orders");
+        let choice = match (wanted, self.params.method.as_str()) {
+            (Some(wanted), _) => wanted,
+            (None, "measured") => best,
+            (None, method) => {
+                let problem = format!("order {method:?} for blocks of {block_neurons} neurons");
+                return Err(PrepError::unsupported(problem));
+            }
+        };
+        let (chosen, order) = orders.swap_remove(choice);
+        Ok(LayerPlacement { chosen: chosen.to_owned(), measured, order })
+    }
+}
+
+impl Stage for PlacementStage<'_> {
+    const NAME: &'static str = "40-placement";
+    const SCHEMA: u32 = 1;
+    type Params = Params;
+
+    fn params(&self) -> Params {
+        self.params.clone()
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        let description = self.activations.artifact().description();
+        vec![Input { name: description.stage.clone(), key: description.key }]
+    }
+
+    fn units(&self) -> u32 {
+        self.activations.params().layers
+    }
+
+    fn records(&self, layers: Range<u32>) -> u64 {
+        2 * layers.len() as u64
+    }
+
+    fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
+        let layers = journal.description().units_held();
+        progress.begin(Phase::Placement, layers.len() as u64);
+        for layer in layers {
+            let ids = [RecordId::new(layer, 0), RecordId::new(layer, 1)];
+            if !ids.iter().all(|id| journal.contains(*id)) {
+                let found = self.layer(layer)?;
+                let order = found.order.iter().flat_map(|neuron| neuron.to_le_bytes()).collect();
+                let contents = [serde_json::to_vec(&found).expect("plain data"), order];
+                for (id, content) in ids.into_iter().zip(contents) {
+                    if !journal.contains(id) {
+                        journal.append(id, &content)?;
+                    }
+                }
+            }
+            progress.advance(1);
+        }
+        Ok(())
+    }
+}
+
+/// The orders of a finished stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// Key of the artifact.
+    pub key: Key,
+    /// Neurons of a block.
+    pub block_neurons: u32,
+    /// The layers that the artifact holds, in order.
+    pub layers: Vec<LayerPlacement>,
+}
+
+impl Placement {
+    /// Reads the artifact of [`PlacementStage`], whole or a share of layers.
+    pub fn read(artifact: &Artifact) -> Result<Placement> {
+        let description = artifact.description();
+        if description.stage != PlacementStage::NAME {
+            return Err(artifact.fault(format!("is {}", description.stage)));
+        }
+        let params: Params = serde_json::from_value(description.params.clone())
+            .map_err(|problem| artifact.fault(problem))?;
+        let layer = |layer| {
+            let text = artifact.read(RecordId::new(layer, 0))?;
+            let mut found: LayerPlacement =
+                serde_json::from_slice(&text).map_err(|problem| artifact.fault(problem))?;
+            let bytes = artifact.read(RecordId::new(layer, 1))?;
+            found.order = bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+            let mut sorted = found.order.clone();
+            sorted.sort_unstable();
+            if sorted.iter().zip(0..).any(|(&neuron, place)| neuron != place) {
+                return Err(artifact.fault(format!("layer {layer}: no order of all neurons")));
+            }
+            Ok(found)
+        };
+        let layers = description.units_held().map(layer).collect::<Result<_>>()?;
+        Ok(Placement { key: artifact.key(), block_neurons: params.block_neurons, layers })
+    }
+}
