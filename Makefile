@@ -1,5 +1,5 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo test check bench golden setup release fmt
+.PHONY: demo test test-arm64 check bench golden setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
@@ -14,6 +14,9 @@ test: $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
 	cargo test --workspace --locked
 	cargo test --locked -p ls-prep --test vocabs -- --ignored
 	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
+
+test-arm64: setup   ## The kernels' tests for 64-bit Arm, under qemu.
+	tools/cross-arm64.sh
 
 check: setup   ## Formatting, lints, tidiness.
 	cargo fmt --all -- --check
