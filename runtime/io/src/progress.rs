@@ -108,8 +108,9 @@ impl Progress {
                 self.filled = kept;
                 Step::Again
             }
-            // ECANCELED: the thread that submitted the read has ended.
-            Err(libc::EINTR | libc::EAGAIN | libc::ECANCELED)
+            // ECANCELED, EFAULT: the thread that submitted the read has ended, or was ending while the kernel copied.
+            // The memory is a slot's, which is there until the read is done.
+            Err(libc::EINTR | libc::EAGAIN | libc::ECANCELED | libc::EFAULT)
                 if self.interruptions < MAX_INTERRUPTIONS =>
             {
                 self.interruptions += 1;
@@ -216,7 +217,11 @@ mod tests {
     #[test]
     fn interruptions_are_tried_again_but_not_for_ever() {
         let mut progress = start(0, 512);
-        for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED].into_iter().cycle().take(1000) {
+        for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED, libc::EFAULT]
+            .into_iter()
+            .cycle()
+            .take(1000)
+        {
             assert!(matches!(progress.absorb(Err(errno), &rules()), Step::Again));
         }
         let error = error(progress.absorb(Err(libc::EINTR), &rules()));
