@@ -1,7 +1,7 @@
 //! [`Stage`]: a pure function of parameters and inputs to one artifact; and [`Store`], the folder where they lie.
 //!
 //! `artifacts/<model>/<NN-stage>/<key>.bin`. An artifact that is there is not made again; one that was begun goes on.
-//! A stage whose units (layers) are independent can be run for some of them, into `<key>.A-B.bin`; [`Store::merge`]
+//! A stage whose units (layers) are independent can be run for some of them, into `<key>.A-B.bin`; [`merge`]
 //! joins such files to the same bytes that one run would have written.
 
 use crate::artifact::{Artifact, Description, Glance, Input, RecordId};
