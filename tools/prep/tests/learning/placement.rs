@@ -36,11 +36,9 @@ fn activity(activations: &Activations, layer: u32) -> Vec<f64> {
 fn planted_groups_lie_together_and_shuffled_ones_do_not() {
     let bench = Bench::new();
     let activations = record(&bench, &tiny());
-    for (method, block, range) in [
-        ("matching", 2, 0.7..1.01),
-        ("greedy", 2, 0.7..1.01),
-        ("random", 2, 0.0..0.15),
-    ] {
+    for (method, block, range) in
+        [("matching", 2, 0.7..1.01), ("greedy", 2, 0.7..1.01), ("random", 2, 0.0..0.15)]
+    {
         let found = placement(&bench, method, block);
         for (number, (layer, groups)) in (0..).zip(found.layers.iter().zip(&bench.groups)) {
             assert_eq!(layer.chosen, method);
