@@ -8,7 +8,7 @@ use crate::artifact::{Artifact, Description, Glance, Input, RecordId};
 use crate::error::{PrepError, Result};
 use crate::journal::{Journal, clear_scratch};
 use crate::key::Key;
-use crate::progress::Progress;
+use crate::progress::{Phase, Progress};
 use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;
@@ -55,6 +55,32 @@ pub trait Stage {
             records: self.records(units),
         }
     }
+}
+
+/// What most stages do: each layer of the journal is a unit of `parts` records, which `make` computes together. Layers
+/// that are there are passed over.
+pub fn each_layer(
+    journal: &mut Journal,
+    progress: &mut dyn Progress,
+    phase: Phase,
+    parts: u32,
+    mut make: impl FnMut(u32) -> Result<Vec<Vec<u8>>>,
+) -> Result<()> {
+    let layers = journal.description().units_held();
+    progress.begin(phase, layers.len() as u64);
+    for layer in layers {
+        let missing = |part: &u32| !journal.contains(RecordId::new(layer, *part));
+        let missing: Vec<u32> = (0..parts).filter(missing).collect();
+        if !missing.is_empty() {
+            let contents = make(layer)?;
+            assert_eq!(contents.len(), parts as usize, "records of a layer");
+            for part in missing {
+                journal.append(RecordId::new(layer, part), &contents[part as usize])?;
+            }
+        }
+        progress.advance(1);
+    }
+    Ok(())
 }
 
 fn value(params: &impl Serialize) -> Value {

@@ -21,7 +21,7 @@ use crate::journal::Journal;
 use crate::key::Key;
 use crate::progress::{Phase, Progress};
 use crate::recipe::Recipe;
-use crate::stage::Stage;
+use crate::stage::{Stage, each_layer};
 use crate::stages::activations::Activations;
 use ls_bundle::model::Architecture;
 use order::Active;
@@ -161,23 +161,11 @@ impl Stage for PlacementStage<'_> {
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        let layers = journal.description().units_held();
-        progress.begin(Phase::Placement, layers.len() as u64);
-        for layer in layers {
-            let ids = [RecordId::new(layer, 0), RecordId::new(layer, 1)];
-            if !ids.iter().all(|id| journal.contains(*id)) {
-                let found = self.layer(layer)?;
-                let order = found.order.iter().flat_map(|neuron| neuron.to_le_bytes()).collect();
-                let contents = [serde_json::to_vec(&found).expect("plain data"), order];
-                for (id, content) in ids.into_iter().zip(contents) {
-                    if !journal.contains(id) {
-                        journal.append(id, &content)?;
-                    }
-                }
-            }
-            progress.advance(1);
-        }
-        Ok(())
+        each_layer(journal, progress, Phase::Placement, 2, |layer| {
+            let found = self.layer(layer)?;
+            let order = found.order.iter().flat_map(|neuron| neuron.to_le_bytes()).collect();
+            Ok(vec![serde_json::to_vec(&found).expect("plain data"), order])
+        })
     }
 }
 
