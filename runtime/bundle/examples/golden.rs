@@ -9,6 +9,9 @@ use std::path::Path;
 fn main() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../artifacts/golden");
     std::fs::create_dir_all(&folder).expect("the folder can be made");
-    sample::write(&folder.join("tiny-v1.lsb"), sample::tiny_parts(), 1)
-        .expect("the sample is a valid bundle");
+    for (name, parts) in
+        [("tiny-v1.lsb", sample::tiny_parts()), ("tiny-v2.lsb", sample::learned_parts())]
+    {
+        sample::write(&folder.join(name), parts, 1).expect("the sample is a valid bundle");
+    }
 }

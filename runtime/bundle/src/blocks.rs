@@ -3,6 +3,7 @@
 use crate::extent::{Extent, align_up};
 use crate::ids::{BlockId, LayerId};
 use crate::model::{FfnExtent, MatrixExtent, WeightMap};
+use crate::tables::{TABLE_BLOCK_BYTES, TableExtent, TableKind, TableMap};
 use std::fmt;
 
 /// A big weight of a layer, or of the whole model.
@@ -22,6 +23,8 @@ pub enum Tensor {
     Head,
     /// vocab_size x hidden.
     Embedding,
+    /// What was learned about a layer.
+    Table(TableKind),
 }
 
 impl fmt::Display for Tensor {
@@ -34,6 +37,7 @@ impl fmt::Display for Tensor {
             Tensor::Ffn => "ffn",
             Tensor::Head => "head",
             Tensor::Embedding => "embedding",
+            Tensor::Table(kind) => return kind.fmt(f),
         })
     }
 }
@@ -54,7 +58,10 @@ impl fmt::Display for BlockName {
         if let Some(layer) = self.layer {
             write!(f, "layer {layer} ")?;
         }
-        let unit = if self.tensor == Tensor::Ffn { "block" } else { "tile" };
+        let unit = match self.tensor {
+            Tensor::Ffn | Tensor::Table(_) => "block",
+            _ => "tile",
+        };
         write!(f, "{} {unit} {}", self.tensor, self.index)
     }
 }
@@ -77,6 +84,7 @@ pub struct Block {
 pub(crate) enum Place {
     Matrix(MatrixExtent),
     Ffn(FfnExtent),
+    Table(TableExtent),
 }
 
 impl Place {
@@ -84,6 +92,7 @@ impl Place {
         match self {
             Place::Matrix(matrix) => matrix.extent(),
             Place::Ffn(ffn) => ffn.extent(),
+            Place::Table(table) => table.extent(),
         }
     }
 
@@ -91,6 +100,7 @@ impl Place {
         match self {
             Place::Matrix(matrix) => matrix.first_block,
             Place::Ffn(ffn) => ffn.first_block,
+            Place::Table(table) => table.first_block,
         }
     }
 
@@ -98,6 +108,7 @@ impl Place {
         match self {
             Place::Matrix(matrix) => matrix.tiles(),
             Place::Ffn(ffn) => ffn.blocks(),
+            Place::Table(table) => table.blocks(),
         }
     }
 
@@ -106,6 +117,7 @@ impl Place {
         match self {
             Place::Matrix(matrix) => align_up(u64::from(matrix.tile_rows) * matrix.row_bytes()),
             Place::Ffn(ffn) => ffn.block_stride(),
+            Place::Table(table) => align_up(table.len.min(TABLE_BLOCK_BYTES)),
         }
     }
 
@@ -114,6 +126,7 @@ impl Place {
         match self {
             Place::Matrix(matrix) => u64::from(matrix.rows) * matrix.row_bytes(),
             Place::Ffn(ffn) => u64::from(ffn.neurons) * ffn.neuron_bytes(),
+            Place::Table(table) => table.len,
         }
     }
 }
@@ -127,6 +140,13 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
+    /// Its tile or block with this id, if it has it.
+    fn find(&self, id: BlockId) -> Option<Block> {
+        let first = self.place.first_block().0;
+        let held = first..first + self.place.blocks();
+        held.contains(&id.0).then(|| self.block(id.0 - first))
+    }
+
     /// Its tile or block `index`.
     pub(crate) fn block(&self, index: u32) -> Block {
         let (id, extent, weight_bytes) = match self.place {
@@ -140,9 +160,37 @@ impl Weight {
                 let neurons = ffn.block_neurons.min(ffn.neurons - index * ffn.block_neurons);
                 (id, extent, u64::from(neurons) * ffn.neuron_bytes())
             }
+            Place::Table(table) => {
+                let (id, extent) = table.block(index);
+                let rest = table.len - u64::from(index) * TABLE_BLOCK_BYTES;
+                (id, extent, rest.min(TABLE_BLOCK_BYTES))
+            }
         };
         let name = BlockName { layer: self.layer, tensor: self.tensor, index };
         Block { id, extent, weight_bytes, name }
+    }
+}
+
+impl TableMap {
+    /// Every block in the order of the file.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        self.weights()
+            .flat_map(|table| (0..table.place.blocks()).map(move |index| table.block(index)))
+    }
+
+    /// The block with this id. Walks the tables.
+    #[must_use]
+    pub fn block(&self, id: BlockId) -> Option<Block> {
+        self.weights().find_map(|table| table.find(id))
+    }
+
+    /// Every table as a weight.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = Weight> + '_ {
+        self.tables.iter().map(|&table| Weight {
+            layer: Some(table.layer),
+            tensor: Tensor::Table(table.kind),
+            place: Place::Table(table),
+        })
     }
 }
 
@@ -165,11 +213,7 @@ impl WeightMap {
     /// The tile or block with this id. Walks the weights: for messages, not for the decode loop.
     #[must_use]
     pub fn block(&self, id: BlockId) -> Option<Block> {
-        let weight = self.weights().find(|weight| {
-            let first = weight.place.first_block().0;
-            (first..first + weight.place.blocks()).contains(&id.0)
-        })?;
-        Some(weight.block(id.0 - weight.place.first_block().0))
+        self.weights().find_map(|weight| weight.find(id))
     }
 
     /// Every weight in the order of the file.

@@ -1,15 +1,18 @@
 //! Bytes of the small sections: the only use of bincode.
 //!
-//! Identity, Model and Weights are bincode: little endian, integers at full width. So a section's length does not
+//! Identity, Model, Weights, Tables and Settings are bincode: little endian, integers at full width. So a section's length does not
 //! depend on the offsets in it, and a decoder that claims more than the section's cap is stopped. Vectors, Placement
 //! and BlockChecksums are plain little-endian arrays, whose lengths follow from the model: nothing in them can lie.
 
 use crate::error::Flaw;
 use crate::identity::Identity;
 use crate::ids::NeuronId;
-use crate::limits::{MAX_IDENTITY_BYTES, MAX_MODEL_BYTES, MAX_WEIGHTS_BYTES};
+use crate::limits::{
+    MAX_IDENTITY_BYTES, MAX_MODEL_BYTES, MAX_SETTINGS_BYTES, MAX_TABLES_BYTES, MAX_WEIGHTS_BYTES,
+};
 use crate::model::{ModelConfig, Vectors, WeightMap};
 use crate::placement::Placement;
+use crate::tables::{Settings, TableMap};
 use crate::validate::named_vectors;
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};
 use serde::Serialize;
@@ -38,6 +41,8 @@ macro_rules! coded {
 coded!(Identity, MAX_IDENTITY_BYTES);
 coded!(ModelConfig, MAX_MODEL_BYTES);
 coded!(WeightMap, MAX_WEIGHTS_BYTES);
+coded!(TableMap, MAX_TABLES_BYTES);
+coded!(Settings, MAX_SETTINGS_BYTES);
 
 fn config<const MAX: usize>() -> Configuration<LittleEndian, Fixint, Limit<MAX>> {
     bincode::config::standard().with_little_endian().with_fixed_int_encoding().with_limit::<MAX>()

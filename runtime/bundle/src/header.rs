@@ -12,8 +12,8 @@ use crate::limits::{MAX_SECTIONS, MAX_SMALL_BYTES, max_section_bytes};
 /// kinds of line end, and the end-of-file character of DOS.
 pub const MAGIC: [u8; 8] = *b"\x8DLSB\r\n\x1A\n";
 
-/// The version that this crate writes, and the newest that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The newest version that this crate reads. It writes the oldest that knows all of a bundle's sections.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 64;
@@ -80,6 +80,10 @@ pub enum SectionKind {
     ChatTemplate = 7,
     /// The order of the neurons. Optional.
     Placement = 8,
+    /// [`TableMap`](crate::tables::TableMap). Optional; since version 2.
+    Tables = 9,
+    /// [`Settings`](crate::tables::Settings). Optional; since version 2.
+    Settings = 10,
     /// One checksum a tile or block.
     BlockChecksums = 254,
     /// All big weights.
@@ -88,7 +92,7 @@ pub enum SectionKind {
 
 impl SectionKind {
     /// Every kind, in the order of the file.
-    pub const ALL: [SectionKind; 10] = [
+    pub const ALL: [SectionKind; 12] = [
         SectionKind::Identity,
         SectionKind::Model,
         SectionKind::Weights,
@@ -97,6 +101,8 @@ impl SectionKind {
         SectionKind::Vocabulary,
         SectionKind::ChatTemplate,
         SectionKind::Placement,
+        SectionKind::Tables,
+        SectionKind::Settings,
         SectionKind::BlockChecksums,
         SectionKind::Data,
     ];
@@ -106,7 +112,18 @@ impl SectionKind {
     }
 
     fn required(self) -> bool {
-        !matches!(self, SectionKind::ChatTemplate | SectionKind::Placement)
+        !matches!(
+            self,
+            SectionKind::ChatTemplate
+                | SectionKind::Placement
+                | SectionKind::Tables
+                | SectionKind::Settings
+        )
+    }
+
+    /// The first version of the format that knows this kind.
+    pub(crate) fn since(self) -> u32 {
+        if matches!(self, SectionKind::Tables | SectionKind::Settings) { 2 } else { 1 }
     }
 
     fn alignment(self) -> u64 {
@@ -125,6 +142,8 @@ impl SectionKind {
             SectionKind::Vocabulary => "vocabulary",
             SectionKind::ChatTemplate => "chat template",
             SectionKind::Placement => "placement",
+            SectionKind::Tables => "tables",
+            SectionKind::Settings => "settings",
             SectionKind::BlockChecksums => "block checksums",
             SectionKind::Data => "data",
         }
@@ -152,6 +171,7 @@ impl std::fmt::Display for Section {
 /// What the header says, the constants left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
+    pub(crate) version: u32,
     pub(crate) sections: u32,
     pub(crate) total_len: u64,
     pub(crate) table_checksum: u64,
@@ -161,7 +181,7 @@ impl Header {
     pub(crate) fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         put(&mut bytes, at::MAGIC, &MAGIC);
-        put(&mut bytes, at::VERSION, &FORMAT_VERSION.to_le_bytes());
+        put(&mut bytes, at::VERSION, &self.version.to_le_bytes());
         put(&mut bytes, at::SECTIONS, &self.sections.to_le_bytes());
         put(&mut bytes, at::TOTAL_LEN, &self.total_len.to_le_bytes());
         put(&mut bytes, at::TABLE_OFFSET, &(HEADER_BYTES as u64).to_le_bytes());
@@ -181,15 +201,16 @@ impl Header {
             return Err(Kind::corrupt("header", "its checksum does not match"));
         }
         let version = u32_at(bytes, at::VERSION);
-        if version != FORMAT_VERSION {
+        if !(1..=FORMAT_VERSION).contains(&version) {
             return Err(Kind::Unsupported {
                 at: "header".into(),
                 found: format!(
-                    "format version {version}, where version {FORMAT_VERSION} is understood"
+                    "format version {version}, where versions 1 to {FORMAT_VERSION} are understood"
                 ),
             });
         }
         let header = Header {
+            version,
             sections: u32_at(bytes, at::SECTIONS),
             total_len: u64_at(bytes, at::TOTAL_LEN),
             table_checksum: u64_at(bytes, at::TABLE_CHECKSUM),
@@ -306,6 +327,10 @@ pub(crate) fn parse_table(header: Header, bytes: &[u8]) -> Result<Vec<Section>, 
             at: format!("section table, entry {index}"),
             found: format!("section of unknown kind {code}"),
         })?;
+        if kind.since() > header.version {
+            let (name, version) = (kind.name(), header.version);
+            return Err(corrupt(format!("section {name} in a bundle of version {version}")));
+        }
         if u32_at(entry, entry::UNUSED) != 0 {
             return Err(corrupt(format!("unused bytes of entry {index} are not zero")));
         }

@@ -14,6 +14,7 @@ pub mod model;
 pub mod placement;
 pub mod plan;
 mod reader;
+pub mod tables;
 mod validate;
 mod verify;
 pub mod vocabulary;

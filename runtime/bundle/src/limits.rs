@@ -28,6 +28,8 @@ pub const MAX_RECIPE_BYTES: usize = 32 << 10;
 pub const MAX_PIECE_BYTES: u32 = 4096;
 /// Tiles and blocks together.
 pub const MAX_BLOCKS: u32 = 1 << 21;
+/// Tables: a few a layer.
+pub const MAX_TABLES: usize = 4 * MAX_LAYERS as usize;
 /// Bytes of one tile or block, padding included: what a reader must be able to hold to check it.
 pub const MAX_BLOCK_BYTES: u64 = 8 << 20;
 /// Entries of the section table.
@@ -39,6 +41,8 @@ pub const MAX_SMALL_BYTES: u64 = 48 << 20;
 pub(crate) const MAX_IDENTITY_BYTES: usize = 64 << 10;
 pub(crate) const MAX_MODEL_BYTES: usize = 64 << 10;
 pub(crate) const MAX_WEIGHTS_BYTES: usize = 256 << 10;
+pub(crate) const MAX_TABLES_BYTES: usize = 256 << 10;
+pub(crate) const MAX_SETTINGS_BYTES: usize = 64;
 
 /// The longest that a section of this kind may be, in bytes. Data is limited by the file alone.
 #[must_use]
@@ -52,6 +56,8 @@ pub const fn max_section_bytes(kind: SectionKind) -> u64 {
         SectionKind::Vocabulary => 12 << 20,
         SectionKind::ChatTemplate => 1 << 20,
         SectionKind::Placement => 16 << 20,
+        SectionKind::Tables => MAX_TABLES_BYTES as u64,
+        SectionKind::Settings => MAX_SETTINGS_BYTES as u64,
         SectionKind::BlockChecksums => 8 * MAX_BLOCKS as u64,
         SectionKind::Data => u64::MAX,
     }

@@ -5,6 +5,7 @@ use crate::ids::BlockId;
 use crate::model::{
     DType, FfnExtent, LayerExtents, MatrixExtent, ModelConfig, WeightMap, WeightTypes,
 };
+use crate::tables::TableMap;
 use crate::validate;
 
 /// Tiles are about this long: long enough for a disk to reach its bandwidth, short enough to be read singly.
@@ -53,8 +54,9 @@ pub fn plan_weights(
     Ok(map)
 }
 
-/// Adds `offset` to every weight's offset.
-pub(crate) fn move_by(map: &mut WeightMap, offset: u64) {
+/// Adds `offset` to every weight's and table's offset.
+pub(crate) fn move_by(map: &mut WeightMap, tables: Option<&mut TableMap>, offset: u64) {
+    tables.into_iter().flat_map(|t| &mut t.tables).for_each(|table| table.offset += offset);
     for layer in &mut map.layers {
         for matrix in [&mut layer.q_proj, &mut layer.k_proj, &mut layer.v_proj, &mut layer.o_proj] {
             matrix.offset += offset;

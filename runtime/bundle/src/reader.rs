@@ -11,10 +11,11 @@ use crate::error::{BundleError, Flaw, Kind};
 use crate::extent::Extent;
 use crate::header::{self, ENTRY_BYTES, HEADER_BYTES, Header, Section, SectionKind};
 use crate::identity::Identity;
-use crate::ids::BlockId;
+use crate::ids::{BlockId, LayerId};
 use crate::model::{LayerVectors, ModelConfig, Vectors, WeightMap};
 use crate::placement::Placement;
-use crate::validate::{self, vector_lens, vectors_bytes};
+use crate::tables::{Settings, TableKind, TableMap};
+use crate::validate::{self, WeightsEnd, vector_lens, vectors_bytes};
 use crate::vocabulary::Vocabulary;
 use std::fmt;
 use std::fs::File;
@@ -42,6 +43,8 @@ pub struct Bundle {
     vocabulary: Vocabulary,
     chat_template: Option<String>,
     placement: Option<Placement>,
+    tables: TableMap,
+    settings: Option<Settings>,
     checksums: Option<Vec<u64>>,
     block_count: u32,
     weights_end: u64,
@@ -116,6 +119,40 @@ impl Bundle {
         self.placement.as_ref()
     }
 
+    /// What was learned about the model; empty if nothing was.
+    #[must_use]
+    pub fn tables(&self) -> &TableMap {
+        &self.tables
+    }
+
+    /// How it asks to be run, if it was measured.
+    #[must_use]
+    pub fn settings(&self) -> Option<Settings> {
+        self.settings
+    }
+
+    /// Reads a table, all its blocks checked; None if the bundle has none of that kind for the layer.
+    ///
+    /// # Errors
+    /// Names the first bad block, or says what the operating system said.
+    pub fn read_table(
+        &self,
+        layer: LayerId,
+        kind: TableKind,
+    ) -> Result<Option<Vec<u8>>, BundleError> {
+        let Some(table) = self.tables.find(layer, kind) else { return Ok(None) };
+        let mut bytes = vec![0; table.extent().len as usize];
+        let read = self.source.read_at(table.offset, &mut bytes);
+        read.map_err(|kind| kind.of(self.path()))?;
+        for index in 0..table.blocks() {
+            let (id, extent) = table.block(index);
+            let start = (extent.offset - table.offset) as usize;
+            self.verify_block(id, &bytes[start..start + extent.len as usize])?;
+        }
+        bytes.truncate(table.len as usize);
+        Ok(Some(bytes))
+    }
+
     /// Number of tiles and blocks; their ids are 0 up to it.
     #[must_use]
     pub fn block_count(&self) -> u32 {
@@ -135,7 +172,13 @@ impl Bundle {
 
     /// Every tile and block in the order of the file, with extents and names.
     pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
-        self.weights.blocks()
+        self.weights.blocks().chain(self.tables.blocks())
+    }
+
+    /// The tile or block with this id. Walks weights and tables: for messages, not for the decode loop.
+    #[must_use]
+    pub fn block(&self, id: BlockId) -> Option<Block> {
+        self.weights.block(id).or_else(|| self.tables.block(id))
     }
 
     /// The file, as given to [`Bundle::open`].
@@ -184,7 +227,8 @@ impl Bundle {
         let tables = self.vocabulary.bytes().len()
             + self.placement.as_ref().map_or(0, |placement| size_of_val(placement.neurons()))
             + self.checksums().map_or(0, size_of_val)
-            + size_of_val(&self.weights.layers[..]);
+            + size_of_val(&self.weights.layers[..])
+            + size_of_val(&self.tables.tables[..]);
         (vectors + texts + tables) as u64
     }
 
@@ -220,6 +264,10 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
         section(SectionKind::Weights),
         validate::check_weights(&weights, &model, data.extent.offset),
     )?;
+    let (tables, end) = match optional(SectionKind::Tables) {
+        Some(section) => read_tables(&source, section, &model, end)?,
+        None => (TableMap::default(), end),
+    };
     if end.offset.checked_next_multiple_of(header::DATA_ALIGNMENT) != Some(data.extent.end()) {
         let flaw = format!("the last weight ends at {}, which does not fit {data}", end.offset);
         return Err(Kind::corrupt(section(SectionKind::Weights), flaw));
@@ -235,6 +283,8 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
         optional(SectionKind::ChatTemplate).map(|s| read_text(&source, s)).transpose()?;
     let placement =
         optional(SectionKind::Placement).map(|s| read_placement(&source, s, &model)).transpose()?;
+    let settings =
+        optional(SectionKind::Settings).map(|s| read_settings(&source, s)).transpose()?;
     let checksums_section = section(SectionKind::BlockChecksums);
     if data.checksum != checksums_section.checksum {
         return Err(Kind::corrupt(data, "its checksum is not that of the block checksums"));
@@ -253,6 +303,8 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
         vocabulary,
         chat_template,
         placement,
+        tables,
+        settings,
         checksums,
         block_count: end.blocks,
         weights_end: end.offset,
@@ -307,6 +359,23 @@ fn check_gaps(source: &Source, sections: &[Section]) -> Result<u64, Kind> {
 
 fn decode<T: Coded>(source: &Source, section: Section) -> Result<T, Kind> {
     checked(section, T::decode(&source.bytes(section)?))
+}
+
+fn read_tables(
+    source: &Source,
+    section: Section,
+    model: &ModelConfig,
+    weights_end: WeightsEnd,
+) -> Result<(TableMap, WeightsEnd), Kind> {
+    let tables: TableMap = decode(source, section)?;
+    let end = checked(section, validate::check_tables(&tables, model, weights_end))?;
+    Ok((tables, end))
+}
+
+fn read_settings(source: &Source, section: Section) -> Result<Settings, Kind> {
+    let settings: Settings = decode(source, section)?;
+    checked(section, validate::check_settings(&settings))?;
+    Ok(settings)
 }
 
 fn read_text(source: &Source, section: Section) -> Result<String, Kind> {

@@ -8,12 +8,13 @@ use crate::error::Flaw;
 use crate::identity::Identity;
 use crate::limits::{
     MAX_BLOCK_BYTES, MAX_BLOCKS, MAX_CONTEXT, MAX_FFN_HIDDEN, MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN,
-    MAX_LAYERS, MAX_NAME_BYTES, MAX_RECIPE_BYTES, MAX_STOP_TOKENS, MAX_VOCAB,
+    MAX_LAYERS, MAX_NAME_BYTES, MAX_RECIPE_BYTES, MAX_STOP_TOKENS, MAX_TABLES, MAX_VOCAB,
 };
 use crate::model::{
     DType, LayerVectors, ModelConfig, QUANT_GROUP, RopeScaling, Vectors, WeightMap,
 };
 use crate::placement::Placement;
+use crate::tables::{Settings, TABLE_BLOCK_BYTES, TableMap};
 use crate::vocabulary::Vocabulary;
 
 type Check = Result<(), Flaw>;
@@ -136,6 +137,34 @@ pub(crate) fn check_weights(
     Ok(end)
 }
 
+/// The tables behind the weights, which end at `end`.
+pub(crate) fn check_tables(
+    map: &TableMap,
+    model: &ModelConfig,
+    mut end: WeightsEnd,
+) -> Result<WeightsEnd, Flaw> {
+    let count = map.tables.len();
+    ensure!(count <= MAX_TABLES, "{count} tables, at most {MAX_TABLES} may be");
+    let ordered = map.tables.windows(2).all(|t| (t[0].layer, t[0].kind) < (t[1].layer, t[1].kind));
+    ensure!(ordered, "tables are not in the order of layers and kinds, or are there twice");
+    for table in map.weights() {
+        let layer = table.layer.map_or(0, |layer| layer.0);
+        ensure!(layer < model.layers, "{table}: the model has {} layers", model.layers);
+        let len = table.place.weight_bytes();
+        let most = u64::from(MAX_BLOCKS) * TABLE_BLOCK_BYTES;
+        ensure!((1..=most).contains(&len), "{table}: {len} bytes, 1 to {most} may be");
+        end = end.behind(table.place).map_err(|flaw| format!("{table}: {flaw}"))?;
+    }
+    Ok(end)
+}
+
+pub(crate) fn check_settings(settings: &Settings) -> Check {
+    let share = settings.exact_share;
+    ensure!((0.0..=1.0).contains(&share), "exact_share is {share}, 0 to 1 may be");
+    check_positive("perplexity", settings.perplexity)?;
+    check_positive("dense_perplexity", settings.dense_perplexity)
+}
+
 /// What lies before the end of the last weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WeightsEnd {
@@ -155,6 +184,7 @@ impl WeightsEnd {
         let offset = match place {
             Place::Matrix(matrix) => matrix.offset,
             Place::Ffn(ffn) => ffn.offset,
+            Place::Table(table) => table.offset,
         };
         ensure!(offset == self.offset, "offset is {offset}, {} is wanted", self.offset);
         let first = place.first_block().0;
@@ -176,10 +206,12 @@ fn check_shape(weight: &Weight, model: &ModelConfig) -> Check {
         Tensor::OProj => (model.hidden, query),
         Tensor::Ffn => (model.ffn_hidden, model.hidden),
         Tensor::Head | Tensor::Embedding => (model.vocab_size, model.hidden),
+        Tensor::Table(_) => return Ok(()),
     };
     let (found, dtype, unit) = match weight.place {
         Place::Matrix(matrix) => ((matrix.rows, matrix.cols), matrix.dtype, matrix.tile_rows),
         Place::Ffn(ffn) => ((ffn.neurons, ffn.hidden), ffn.dtype, ffn.block_neurons),
+        Place::Table(_) => return Ok(()),
     };
     ensure!(
         found == (rows, cols),

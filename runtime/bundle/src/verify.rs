@@ -25,7 +25,7 @@ impl Bundle {
     /// The bytes are not those that were written.
     pub fn verify_block(&self, id: BlockId, bytes: &[u8]) -> Result<(), BundleError> {
         let check = || {
-            let block = self.weights().block(id).expect("the id is one of this bundle");
+            let block = self.block(id).expect("the id is one of this bundle");
             check_block(&block, bytes, self.stored_checksum(id)?)
         };
         check().map_err(|kind: Kind| kind.of(self.path()))

@@ -17,6 +17,7 @@ use crate::model::{ModelConfig, Vectors, WeightMap};
 use crate::placement::Placement;
 use crate::plan;
 use crate::reader::Bundle;
+use crate::tables::{Settings, TableMap};
 use crate::validate::{self, WeightsEnd};
 use crate::vocabulary::Vocabulary;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -43,6 +44,10 @@ pub struct BundleParts {
     pub chat_template: Option<String>,
     /// The order of the neurons, if it is not the source model's.
     pub placement: Option<Placement>,
+    /// What was learned, from [`TableMap::behind`]: written after the weights.
+    pub tables: Option<TableMap>,
+    /// How the bundle asks to be run.
+    pub settings: Option<Settings>,
 }
 
 /// A bundle being written.
@@ -74,7 +79,7 @@ impl BundleWriter {
     }
 
     fn start(final_path: &Path, parts: BundleParts) -> Result<BundleWriter, Kind> {
-        let (weights, small, sections, blocks) = lay_out(parts)?;
+        let LaidOut { weights, tables, small, sections, blocks } = lay_out(parts)?;
         let mut temporary = Temporary::create(final_path)?;
         let data = sections.last().expect("data is always there").extent;
         temporary
@@ -86,7 +91,7 @@ impl BundleWriter {
             final_path: final_path.to_path_buf(),
             sections,
             small,
-            order: weights.weights().collect(),
+            order: weights.weights().chain(tables.weights()).collect(),
             weights,
             next: (0, 0),
             checksums: Vec::with_capacity(blocks as usize),
@@ -164,6 +169,7 @@ impl BundleWriter {
         let total_len = data.extent.end();
         let table = header::table_to_bytes(&self.sections);
         let header = Header {
+            version: self.sections.iter().map(|s| s.kind.since()).max().unwrap_or(1),
             sections: self.sections.len() as u32,
             total_len,
             table_checksum: checksum::of(&table),
@@ -183,10 +189,18 @@ impl BundleWriter {
     }
 }
 
-type LaidOut = (WeightMap, Vec<Vec<u8>>, Vec<Section>, u32);
+/// Parts that were checked and laid out.
+struct LaidOut {
+    /// Where they will lie in the file.
+    weights: WeightMap,
+    tables: TableMap,
+    /// Bytes of the sections before BlockChecksums.
+    small: Vec<Vec<u8>>,
+    /// Without checksums.
+    sections: Vec<Section>,
+    blocks: u32,
+}
 
-/// Checks the parts and lays them out: the weights where they will lie, the bytes of the sections before
-/// BlockChecksums, the section table without checksums, and the number of blocks.
 fn lay_out(parts: BundleParts) -> Result<LaidOut, Kind> {
     let blocks = check(&parts)?;
     let mut small = vec![
@@ -203,6 +217,12 @@ fn lay_out(parts: BundleParts) -> Result<LaidOut, Kind> {
     if let Some(placement) = &parts.placement {
         small.push((SectionKind::Placement, codec::encode_placement(placement)));
     }
+    if let Some(tables) = &parts.tables {
+        small.push((SectionKind::Tables, tables.encode()));
+    }
+    if let Some(settings) = &parts.settings {
+        small.push((SectionKind::Settings, settings.encode()));
+    }
     let mut lens: Vec<_> = small.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
     lens.push((SectionKind::BlockChecksums, 8 * u64::from(blocks.blocks)));
     lens.push((SectionKind::Data, blocks.offset.next_multiple_of(header::DATA_ALIGNMENT)));
@@ -210,20 +230,23 @@ fn lay_out(parts: BundleParts) -> Result<LaidOut, Kind> {
     header::check_lens(&lens).map_err(invalid)?;
     let extents = header::lay_out(&lens).map_err(invalid)?;
 
-    let mut weights = parts.weights;
+    let (mut weights, mut tables) = (parts.weights, parts.tables);
     let data: Extent = *extents.last().expect("data was pushed above");
-    plan::move_by(&mut weights, data.offset);
-    // Integers are coded at full width, so the section keeps its length.
-    let moved = weights.encode();
+    plan::move_by(&mut weights, tables.as_mut(), data.offset);
+    let tables = tables.unwrap_or_default();
     for (kind, bytes) in &mut small {
-        if *kind == SectionKind::Weights {
-            bytes.clone_from(&moved);
+        // Integers are coded at full width, so sections keep their lengths.
+        match kind {
+            SectionKind::Weights => *bytes = weights.encode(),
+            SectionKind::Tables => *bytes = tables.encode(),
+            _ => {}
         }
     }
     let sections = lens.iter().zip(extents);
     let sections = sections.map(|(&(kind, _), extent)| Section { kind, extent, checksum: 0 });
     let small = small.into_iter().map(|(_, bytes)| bytes).collect();
-    Ok((weights, small, sections.collect(), blocks.blocks))
+    let sections = sections.collect();
+    Ok(LaidOut { weights, tables, small, sections, blocks: blocks.blocks })
 }
 
 /// What the reader will check, before a byte is written.
@@ -241,7 +264,14 @@ fn check(parts: &BundleParts) -> Result<WeightsEnd, Kind> {
     if let Some(placement) = &parts.placement {
         validate::check_placement(placement, model).map_err(invalid("placement"))?;
     }
-    validate::check_weights(&parts.weights, model, 0).map_err(invalid("weights"))
+    if let Some(settings) = &parts.settings {
+        validate::check_settings(settings).map_err(invalid("settings"))?;
+    }
+    let end = validate::check_weights(&parts.weights, model, 0).map_err(invalid("weights"))?;
+    match &parts.tables {
+        Some(tables) => validate::check_tables(tables, model, end).map_err(invalid("tables")),
+        None => Ok(end),
+    }
 }
 
 /// The file under its temporary name; removed when dropped before it was renamed.

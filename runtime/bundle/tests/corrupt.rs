@@ -15,7 +15,7 @@ fn open_and_verify(path: &Path) -> Result<(), BundleError> {
 fn every_flipped_byte_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.lsb");
-    sample::write(&path, sample::tiny_parts(), 1).unwrap();
+    sample::write(&path, sample::learned_parts(), 1).unwrap();
     let bytes = fs::read(&path).unwrap();
     let file = File::options().write(true).open(&path).unwrap();
     for (at, &byte) in bytes.iter().enumerate() {
@@ -35,7 +35,7 @@ fn every_flipped_byte_is_found() {
 fn every_truncation_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.lsb");
-    sample::write(&path, sample::tiny_parts(), 1).unwrap();
+    sample::write(&path, sample::learned_parts(), 1).unwrap();
     let file = File::options().write(true).open(&path).unwrap();
     let len = file.metadata().unwrap().len();
     for len in (0..len).rev() {
@@ -49,7 +49,7 @@ fn every_truncation_is_found() {
 fn damage_is_named_by_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.lsb");
-    sample::write(&path, sample::tiny_parts(), 1).unwrap();
+    sample::write(&path, sample::learned_parts(), 1).unwrap();
     let bundle = Bundle::open(&path).unwrap();
     let block = bundle.blocks().nth(14).unwrap();
     let tokenizer = bundle.sections()[4].extent;
@@ -100,7 +100,7 @@ fn other_files_are_foreign() {
 fn a_transfer_in_text_mode_is_recognised() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.lsb");
-    sample::write(&path, sample::tiny_parts(), 1).unwrap();
+    sample::write(&path, sample::learned_parts(), 1).unwrap();
     let text = fs::read(&path).unwrap();
     let line_ends = [text[..4].to_vec(), text[5..].to_vec()].concat();
     let seven_bits: Vec<u8> = text.iter().map(|byte| byte & 0x7F).collect();
@@ -116,7 +116,7 @@ fn a_transfer_in_text_mode_is_recognised() {
 fn bytes_behind_the_end_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.lsb");
-    sample::write(&path, sample::tiny_parts(), 1).unwrap();
+    sample::write(&path, sample::learned_parts(), 1).unwrap();
     let len = fs::metadata(&path).unwrap().len();
     File::options().write(true).open(&path).unwrap().set_len(len + 4096).unwrap();
     let error = Bundle::open(&path).unwrap_err();

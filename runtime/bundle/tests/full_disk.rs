@@ -32,6 +32,6 @@ fn a_full_disk_leaves_the_old_bundle_and_nothing_else() {
 }
 
 fn write_under_the_limit() {
-    let error = sample::write(Path::new("tiny.lsb"), sample::tiny_parts(), 1).unwrap_err();
+    let error = sample::write(Path::new("tiny.lsb"), sample::learned_parts(), 1).unwrap_err();
     assert_eq!(error.class(), ErrorClass::Io, "{error}");
 }

@@ -5,8 +5,9 @@ mod forge;
 mod sample;
 
 use forge::Forge;
-use ls_bundle::ids::BlockId;
+use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{DType, ModelConfig, RopeScaling, WeightMap};
+use ls_bundle::tables::{Settings, TableKind, TableMap};
 use ls_bundle::{Bundle, BundleError, ErrorClass, SectionKind};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -71,7 +72,7 @@ fn open(bytes: &[u8]) -> Result<Bundle, BundleError> {
 fn tiny() -> Forge {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.lsb");
-    sample::write(&path, sample::tiny_parts(), 1).unwrap();
+    sample::write(&path, sample::learned_parts(), 1).unwrap();
     Forge::new(fs::read(&path).unwrap())
 }
 
@@ -117,7 +118,7 @@ fn the_forge_itself_changes_nothing() {
 
 #[test]
 fn headers_that_lie() {
-    check(Unsupported, "format version 2", |f| f.header.version = 2);
+    check(Unsupported, "format version 3", |f| f.header.version = 3);
     check(Unsupported, "format version 0", |f| f.header.version = 0);
     check(Corrupt, "unused bytes at 40", |f| f.header.unused[15] = 1);
     check(Corrupt, "section table offset is 4096", |f| f.header.table_offset = 4096);
@@ -137,7 +138,8 @@ fn section_tables_that_lie() {
         f.header.sections = 0;
         f.table.clear();
     });
-    check(Unsupported, "entry 3: section of unknown kind 9", |f| f.table[3].kind = 9);
+    check(Unsupported, "entry 3: section of unknown kind 11", |f| f.table[3].kind = 11);
+    check(Corrupt, "section tables in a bundle of version 1", |f| f.header.version = 1);
     check(Corrupt, "unused bytes of entry 3", |f| f.table[3].unused = 1);
     check(Corrupt, "section model stands behind section weights", |f| f.table.swap(1, 2));
     check(Corrupt, "section model stands behind section model", |f| {
@@ -269,6 +271,31 @@ fn weights_that_lie() {
         w.layers[0].ffn.block_neurons = u32::MAX;
     });
     check_weights("rows of 10 weights cannot be Q4_0", |w| w.embedding.dtype = DType::Q4_0);
+}
+
+#[test]
+fn learned_tables_that_lie() {
+    let check_tables = |wanted: &str, lie: fn(&mut TableMap)| {
+        check_content(wanted, |forge| forge.recode(Kind::Tables, lie));
+    };
+    check_tables("layer 0 base: offset is", |t| t.tables[1].offset -= 64);
+    check_tables("layer 0 base: offset is", |t| t.tables[1].offset = u64::MAX);
+    check_tables("layer 0 predictor: 0 bytes", |t| t.tables[0].len = 0);
+    check_tables("layer 1 reuse: 18446744073709551615 bytes", |t| t.tables[3].len = u64::MAX);
+    check_tables("the last weight ends at", |t| t.tables[3].len = 1 << 30);
+    check_tables("the model has 2 layers", |t| t.tables[3].layer = LayerId(u16::MAX));
+    check_tables("there twice", |t| t.tables[1].kind = TableKind::Predictor);
+    check_tables("first block is 0", |t| t.tables[0].first_block = BlockId(0));
+    for huge in [u64::MAX, 1 << 40, 60_000] {
+        check_content("section tables", |f| f.put(Kind::Tables, 0, &huge.to_le_bytes()));
+    }
+    let check_settings = |wanted: &str, lie: fn(&mut Settings)| {
+        check_content(wanted, |forge| forge.recode(Kind::Settings, lie));
+    };
+    check_settings("exact_share is 1.5", |s| s.exact_share = 1.5);
+    check_settings("exact_share is NaN", |s| s.exact_share = f32::NAN);
+    check_settings("perplexity is -1", |s| s.perplexity = -1.0);
+    check_settings("dense_perplexity is inf", |s| s.dense_perplexity = f32::INFINITY);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod sample;
 use ls_bundle::ids::{BlockId, LayerId, NeuronId, TokenId};
 use ls_bundle::model::{Architecture, DType, ModelConfig, RopeScaling, WeightTypes};
 use ls_bundle::placement::Placement;
+use ls_bundle::tables::{TABLE_BLOCK_BYTES, TableExtent, TableKind};
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{BlockChecksums, Bundle, BundleParts, BundleWriter, ErrorClass, plan_weights};
 use proptest::prelude::*;
@@ -21,6 +22,44 @@ fn a_tiny_bundle_comes_back_whole() {
     let parts = sample::tiny_parts();
     let data = sample::write(&path, parts.clone(), 1).unwrap();
     check(&path, &parts, &data);
+}
+
+#[test]
+fn what_was_learned_comes_back() {
+    let folder = folder();
+    let path = folder.path().join("tiny.lsb");
+    let parts = sample::learned(sample::tiny_parts(), TABLE_BLOCK_BYTES + 1);
+    let data = sample::write(&path, parts.clone(), 1).unwrap();
+    check(&path, &parts, &data);
+    let bundle = Bundle::open(&path).unwrap();
+    assert_eq!(bundle.settings(), parts.settings);
+    let base = *bundle.tables().find(LayerId(0), TableKind::Base).unwrap();
+    assert_eq!((base.blocks(), base.len), (2, TABLE_BLOCK_BYTES + 1));
+    let read = bundle.read_table(LayerId(0), TableKind::Base).unwrap().unwrap();
+    let start = (base.offset - bundle.data_extent().offset) as usize;
+    assert!(read == data[start..][..base.len as usize]);
+    assert_eq!(bundle.read_table(LayerId(1), TableKind::Base).unwrap(), None);
+    let names: Vec<_> = bundle.blocks().map(|block| block.name.to_string()).collect();
+    assert_eq!(names[20], "layer 0 base block 1");
+}
+
+#[test]
+fn tables_are_checked_before_they_are_written() {
+    let folder = folder();
+    let check = |wanted: &str, lie: fn(&mut Vec<TableExtent>)| {
+        let mut parts = sample::learned_parts();
+        lie(&mut parts.tables.as_mut().unwrap().tables);
+        let path = folder.path().join("tiny.lsb");
+        let error = BundleWriter::create(&path, parts).unwrap_err().to_string();
+        assert!(error.contains(wanted), "no {wanted:?} in {error}");
+    };
+    check("order of layers", |tables| tables.swap(0, 1));
+    check("order of layers", |tables| tables[1].kind = TableKind::Predictor);
+    check("the model has 2 layers", |tables| tables[3].layer = LayerId(2));
+    check("layer 0 base: 0 bytes", |tables| tables[1].len = 0);
+    check("layer 0 base: 18", |tables| tables[1].len = u64::MAX);
+    check("offset is", |tables| tables[2].offset += 64);
+    check("first block", |tables| tables[2].first_block.0 += 1);
 }
 
 #[test]
@@ -58,7 +97,7 @@ fn check(path: &std::path::Path, parts: &BundleParts, data: &[u8]) {
         assert_eq!(block.id.index(), index);
         assert_eq!(block.extent.offset, end);
         assert!(block.extent.offset.is_multiple_of(64));
-        assert_eq!(bundle.weights().block(block.id), Some(block));
+        assert_eq!(bundle.block(block.id), Some(block));
         end = block.extent.end();
         let block_bytes = &bytes[block.extent.offset as usize..end as usize];
         bundle.verify_block(block.id, block_bytes).unwrap();

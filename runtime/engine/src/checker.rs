@@ -78,7 +78,7 @@ impl Checker {
 
     fn blocks(&self, blocks: Range<u32>, mut bytes: &[u8]) -> Result<(), EngineError> {
         for id in blocks.map(BlockId) {
-            let block = self.bundle.weights().block(id).expect("ranges hold blocks of this bundle");
+            let block = self.bundle.block(id).expect("ranges hold blocks of this bundle");
             let (block_bytes, rest) = bytes.split_at(block.extent.len as usize);
             self.bundle.verify_block(id, block_bytes).map_err(EngineError::bundle)?;
             bytes = rest;

@@ -75,6 +75,8 @@ pub fn import(options: &ImportOptions, progress: &mut dyn Progress) -> Result<Im
         vocabulary: model.tokenizer.vocabulary,
         chat_template: model.tokenizer.chat_template,
         placement: None,
+        tables: None,
+        settings: None,
     };
     let mut writer = BundleWriter::create(&options.out, parts)?;
     let Packed { blocks, weight_bytes, padding_bytes } =

@@ -68,7 +68,7 @@ fn report(rule: &str, broken: &[String]) {
 
 fn metadata() -> serde_json::Value {
     let out = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--offline"])
+        .args(["metadata", "--format-version", "1", "--locked"])
         .current_dir(root())
         .output()
         .expect("cargo runs");

@@ -1,12 +1,13 @@
 //! Small bundles for tests, made from a seed.
 
 use ls_bundle::identity::Identity;
-use ls_bundle::ids::NeuronId;
+use ls_bundle::ids::{LayerId, NeuronId};
 use ls_bundle::model::{
     Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens,
     Vectors, WeightTypes,
 };
 use ls_bundle::placement::Placement;
+use ls_bundle::tables::{Settings, TableKind, TableMap};
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{BundleError, BundleParts, BundleWriter, plan_weights};
 use std::path::Path;
@@ -88,8 +89,33 @@ pub(crate) fn parts(
         chat_template: optional.then(|| "{{ messages }}".into()),
         placement: optional
             .then(|| Placement::new(model.ffn_hidden, (0..model.layers).flat_map(order).collect())),
+        tables: None,
+        settings: None,
         model,
     }
+}
+
+/// The smallest bundle with all there is.
+pub(crate) fn learned_parts() -> BundleParts {
+    learned(tiny_parts(), 300)
+}
+
+/// The same parts with what was learned, a base of `base_bytes`: a bundle of version 2.
+pub(crate) fn learned(parts: BundleParts, base_bytes: u64) -> BundleParts {
+    let lens = [
+        (LayerId(0), TableKind::Predictor, 100),
+        (LayerId(0), TableKind::Base, base_bytes),
+        (LayerId(1), TableKind::BaseScores, 64),
+        (LayerId(1), TableKind::Reuse, 1),
+    ];
+    let settings = Settings {
+        exact_share: 0.2,
+        perplexity: 31.0,
+        dense_perplexity: 30.0,
+        eval_tokens: 65_536,
+    };
+    let tables = Some(TableMap::behind(&parts.weights, &lens));
+    BundleParts { tables, settings: Some(settings), ..parts }
 }
 
 fn vocabulary(len: u32) -> Vocabulary {

@@ -62,6 +62,8 @@ pub(crate) fn write_bundle(path: &Path, model: ModelConfig, block_neurons: u32) 
         vocabulary: Vocabulary::new((0..model.vocab_size).map(piece)).unwrap(),
         chat_template: None,
         placement: None,
+        tables: None,
+        settings: None,
         model,
     };
     let mut random = Random(7);
