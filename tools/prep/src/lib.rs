@@ -16,6 +16,7 @@ pub mod import;
 pub mod journal;
 pub mod key;
 pub mod model;
+pub mod pack;
 pub mod progress;
 pub mod recipe;
 pub mod stage;

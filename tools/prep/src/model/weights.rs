@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 /// Values decoded at a time, about: 4 MiB of f32.
 const STRIP_VALUES: u32 = 1 << 20;
+/// Every encoding's block divides this.
+const UNIT: u32 = 256;
 
 /// A regular file that weights are read from.
 #[derive(Debug)]
@@ -282,6 +284,21 @@ impl Weights {
         Rows { tensor: self.tensor(role), strip: Vec::new(), raw: Vec::new(), first: 0, count: 0 }
     }
 
+    /// The rows of a matrix, to be taken in any order: each is read on its own.
+    pub fn rows_in_any_order(&self, role: Role) -> Rows<'_> {
+        let mut rows = self.rows(role);
+        rows.tensor.strip_values = rows.tensor.cols;
+        rows
+    }
+
+    /// The columns of a matrix, to be taken in any order. Holds the whole matrix, raw and as f32.
+    pub fn columns_in_any_order(&self, role: Role) -> Result<Columns<'_>> {
+        let mut columns = self.columns(role)?;
+        let Tensor { rows, cols, .. } = columns.tensor;
+        columns.tensor.strip_values = rows.saturating_mul(cols.next_multiple_of(UNIT));
+        Ok(columns)
+    }
+
     /// The columns of a matrix, to be taken in order. Holds the raw bytes of the whole matrix.
     pub fn columns(&self, role: Role) -> Result<Columns<'_>> {
         let tensor = self.tensor(role);
@@ -422,8 +439,6 @@ impl Columns<'_> {
 
     /// Loads the strip that starts with the block of column `index`: the same blocks of every row, transposed.
     fn load(&mut self, index: u32) -> Result<()> {
-        // Every encoding's block divides this.
-        const UNIT: u32 = 256;
         let Tensor { rows, cols, stored, strip_values, .. } = self.tensor;
         self.first = index / UNIT * UNIT;
         self.count = ((strip_values / rows / UNIT).max(1) * UNIT).min(cols - self.first);
@@ -497,10 +512,17 @@ mod tests {
                     let wanted = &whole[stored * 576..][..576];
                     assert_eq!(rows.row(row as u32).unwrap(), wanted, "{strip_values}: row {row}");
                 }
-                for column in 0..576 {
+                let mut shuffled = weights.rows_in_any_order(role);
+                for row in [7, 0, 11, 3] {
+                    assert_eq!(shuffled.row(row).unwrap(), rows.row(row).unwrap());
+                }
+                let mut in_any_order = weights.columns_in_any_order(role).unwrap();
+                for column in (0..576).rev() {
                     let wanted: Vec<f32> = (0..12).map(|row| whole[row * 576 + column]).collect();
-                    let found = columns.column(column as u32).unwrap();
-                    assert_eq!(found, wanted, "{strip_values}: column {column}");
+                    for columns in [&mut columns, &mut in_any_order] {
+                        let found = columns.column(column as u32).unwrap();
+                        assert_eq!(found, wanted, "{strip_values}: column {column}");
+                    }
                 }
             }
         }

@@ -6,6 +6,7 @@ mod activations;
 mod cli;
 mod datasets;
 mod forward;
+mod pack;
 mod placement;
 mod prompts;
 
