@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::cmd::all::AllArgs;
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::stages::{ActivationsArgs, MergeArgs, PlacementArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
@@ -21,6 +22,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Import(ImportArgs),
+    All(AllArgs),
     /// Takes windows of tokens from calibration text
     Prompts(StageArgs),
     Activations(ActivationsArgs),

@@ -1,14 +1,20 @@
 //! [`Chain`]: the stages of one preparation in order, each knowing the ones before it.
 
 use crate::error::Result;
+use crate::import::{self, TOOL, source_name};
 use crate::key::Key;
+use crate::pack::{self, Learned};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
-use crate::stage::{Stage, State};
+use crate::stage::{Outcome, Stage, State};
 use crate::stages::activations::{Activations, ActivationsStage};
-use crate::stages::placement::PlacementStage;
+use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::prompts::{Prompts, Windows};
 use crate::stages::source::{self, Source};
+use ls_bundle::Bundle;
+use ls_bundle::identity::Identity;
+use ls_bundle::ids::NeuronId;
+use ls_bundle::model::WeightTypes;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +26,20 @@ pub struct Chain {
     /// The hyper-parameters.
     pub recipe: Recipe,
     texts: Vec<PathBuf>,
+}
+
+/// Raised when the same artifacts are packed otherwise.
+const PACK_SCHEMA: u32 = 1;
+
+/// A bundle that was packed.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedBundle {
+    /// What it was made of.
+    pub key: Key,
+    /// Whether it was made.
+    pub outcome: Outcome,
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// How far one stage has come.
@@ -35,6 +55,9 @@ pub struct Link {
 }
 
 impl Chain {
+    /// Number and name of the last stage.
+    pub const PACK: &str = "90-pack";
+
     /// Opens the model at `model`; artifacts lie inside `artifacts`.
     pub fn open(
         model: &Path,
@@ -68,6 +91,53 @@ impl Chain {
     pub fn placement<'a>(&self, activations: &'a Activations) -> PlacementStage<'a> {
         let architecture = self.source.model.config.architecture;
         PlacementStage::new(activations, architecture, &self.recipe)
+    }
+
+    /// Fails if a bundle of this name would replace the model.
+    pub fn refuse_to_replace(&self, out: &Path) -> Result<()> {
+        import::refuse_to_replace(&self.source.model, out)
+    }
+
+    /// Packs the model and what was learned into the bundle `out`, unless it is there already.
+    pub fn pack(
+        &self,
+        out: &Path,
+        placement: &Placement,
+        progress: &mut dyn Progress,
+    ) -> Result<PackedBundle> {
+        let pack = &self.recipe.pack;
+        let types = WeightTypes {
+            attention: pack.dtype.into(),
+            ffn: pack.ffn_dtype.into(),
+            embedding: pack.embedding_dtype.into(),
+        };
+        let made_of = [(Self::PACK, self.source.key), (PlacementStage::NAME, placement.key)];
+        let recipe =
+            made_of.iter().fold(self.recipe.to_toml() + "\n[made_of]\n", |text, (name, key)| {
+                text + &format!("{name:?} = \"{key}\"\n")
+            });
+        let key = Key::derive(Self::PACK, PACK_SCHEMA, &recipe.as_str().into(), &[]);
+        let identity = Identity {
+            tool: TOOL.to_owned(),
+            source: source_name(&self.source.path),
+            source_hash: self.source.hash.to_string(),
+            seed: self.recipe.seed,
+            recipe,
+        };
+        // A bundle has its name only if it is complete: what it says of itself is enough.
+        if let Ok(there) = Bundle::open(out)
+            && *there.identity() == identity
+        {
+            return Ok(PackedBundle { key, outcome: Outcome::Kept, bytes: there.total_len() });
+        }
+        let order = placement.layers.iter().flat_map(|layer| &layer.order);
+        let neurons = order.map(|&neuron| NeuronId(neuron)).collect();
+        let model = &self.source.model;
+        let placed = ls_bundle::placement::Placement::new(model.config.ffn_hidden, neurons);
+        let learned = Learned { placement: Some(placed), ..Learned::default() };
+        let packed =
+            pack::write(out, model, identity, types, placement.block_neurons, &learned, progress)?;
+        Ok(PackedBundle { key, outcome: Outcome::Made, bytes: packed.bundle_bytes })
     }
 
     /// All stages in order. Makes nothing.

@@ -1,5 +1,6 @@
 //! The commands, each in a file with its arguments.
 
+pub(crate) mod all;
 pub(crate) mod datasets;
 pub(crate) mod stages;
 pub(crate) mod synth;

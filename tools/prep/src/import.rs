@@ -50,11 +50,7 @@ pub struct ImportReport {
 /// Imports a model.
 pub fn import(options: &ImportOptions, progress: &mut dyn Progress) -> Result<ImportReport> {
     let model = Model::open(&options.source)?;
-    if let Ok(out) = options.out.canonicalize()
-        && model.files.iter().any(|file| file.canonicalize().is_ok_and(|file| file == out))
-    {
-        return Err(PrepError::usage(format!("{} would replace its own source", out.display())));
-    }
+    refuse_to_replace(&model, &options.out)?;
     let source_hash = hash(&model.files, progress)?;
     let identity = identity(options, source_hash.clone());
     let (types, block_neurons) = (options.types, options.block_neurons);
@@ -88,6 +84,16 @@ fn identity(options: &ImportOptions, source_hash: String) -> Identity {
             options.block_neurons
         ),
     }
+}
+
+/// Fails if a bundle of this name would replace a file that the model is read from.
+pub(crate) fn refuse_to_replace(model: &Model, out: &Path) -> Result<()> {
+    if let Ok(out) = out.canonicalize()
+        && model.files.iter().any(|file| file.canonicalize().is_ok_and(|file| file == out))
+    {
+        return Err(PrepError::usage(format!("{} would replace its own source", out.display())));
+    }
+    Ok(())
 }
 
 /// Name and version of this program, as bundles tell it.

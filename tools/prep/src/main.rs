@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     // Wrong arguments end here with clap's message and code 2, which is `Exit::Usage`.
     let result = match Args::parse().command {
         Command::Import(args) => run_import(args),
+        Command::All(args) => cmd::all::run(&args),
         Command::Prompts(args) => cmd::stages::prompts(&args),
         Command::Activations(args) => cmd::stages::activations(&args),
         Command::Placement(args) => cmd::stages::placement(&args),

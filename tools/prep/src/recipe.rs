@@ -6,7 +6,7 @@
 
 use crate::error::{PrepError, Result};
 use crate::key::stage_seed;
-use ls_bundle::model::Architecture;
+use ls_bundle::model::{Architecture, DType};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use toml::{Table, Value};
@@ -87,7 +87,29 @@ Sparsity { levels: Vec<f64>, eval_tokens: u64, } }
 section! { /// `[lut]`.
 Lut { intervals: u32, samples: u32, } }
 section! { /// `[pack]`.
-Pack { dtype: String, ffn_dtype: String, } }
+Pack { dtype: Format, ffn_dtype: Format, embedding_dtype: Format, } }
+
+/// A number format of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "DType tells what they are")]
+pub enum Format {
+    #[serde(rename = "f16")]
+    F16,
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    #[serde(rename = "q4_0")]
+    Q4_0,
+}
+
+impl From<Format> for DType {
+    fn from(format: Format) -> DType {
+        match format {
+            Format::F16 => DType::F16,
+            Format::Q8_0 => DType::Q8_0,
+            Format::Q4_0 => DType::Q4_0,
+        }
+    }
+}
 
 /// `[placement]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -99,6 +99,18 @@ pub enum Outcome {
     Resumed,
 }
 
+impl Outcome {
+    /// For people.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Outcome::Kept => "was there",
+            Outcome::Made => "made",
+            Outcome::Resumed => "completed",
+        }
+    }
+}
+
 /// How far a stage has come.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "state")]

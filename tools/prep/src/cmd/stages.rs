@@ -37,7 +37,8 @@ pub(crate) struct StageArgs {
 }
 
 impl StageArgs {
-    fn chain(&self, progress: &mut TerminalProgress) -> Result<Chain> {
+    /// The chain of stages that these arguments name.
+    pub(crate) fn chain(&self, progress: &mut TerminalProgress) -> Result<Chain> {
         let recipe = Recipe::load(&self.recipe)?;
         Chain::open(&self.model, &self.artifacts, recipe, self.calibration.clone(), progress)
     }
@@ -188,7 +189,7 @@ pub(crate) fn placement(args: &PlacementArgs) -> Result<()> {
     report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
 }
 
-fn estimate(cost: &Cost, seconds: f64) -> String {
+pub(crate) fn estimate(cost: &Cost, seconds: f64) -> String {
     format!(
         "{} on disk, {} more while it runs, at most about {} of memory, about {:.0} s",
         ByteCount(cost.artifact_bytes),
@@ -199,7 +200,7 @@ fn estimate(cost: &Cost, seconds: f64) -> String {
 }
 
 /// Refuses to begin what the disk cannot hold.
-fn need_room(folder: &Path, target: &Path, cost: &Cost) -> Result<()> {
+pub(crate) fn need_room(folder: &Path, target: &Path, cost: &Cost) -> Result<()> {
     let io = |source: std::io::Error| PrepError::io(folder, source);
     std::fs::create_dir_all(folder).map_err(io)?;
     let there = std::fs::metadata(target.with_extension("part")).map_or(0, |part| part.len());
@@ -232,11 +233,7 @@ fn report(
 ) -> Result<()> {
     let stage = &artifact.description().stage;
     if !as_json {
-        let word = match outcome {
-            Outcome::Kept => "was there",
-            Outcome::Made => "made",
-            Outcome::Resumed => "completed",
-        };
+        let word = outcome.word();
         let bytes = ByteCount(artifact.total_bytes());
         let (path, seconds) = (artifact.path().display(), elapsed.as_secs_f64());
         let text = if text.is_empty() { String::new() } else { format!(", {text}") };

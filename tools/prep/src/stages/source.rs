@@ -27,6 +27,10 @@ pub struct Source {
     pub store: Store,
     /// Its key.
     pub key: Key,
+    /// Where it was opened.
+    pub path: PathBuf,
+    /// The hash of its files.
+    pub hash: Key,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -42,7 +46,7 @@ impl Source {
         let store = Store::of_model(artifacts, &model.config.name);
         let hash = remembered_hash(&model.files, store.folder(), progress)?;
         let key = Key::derive(NAME, SCHEMA, &serde_json::Value::Null, &[hash]);
-        Ok(Source { model, store, key })
+        Ok(Source { model, store, key, path: path.to_owned(), hash })
     }
 
     /// The model as an input of another stage.

@@ -61,6 +61,46 @@ fn a_chain_is_made_told_and_kept() {
 }
 
 #[test]
+fn all_makes_a_bundle_once() {
+    let bench = Bench::new();
+    let bundle = bench.dir.path().join("model.lsb");
+    let all = |recipe: &str| {
+        let mut all = program("all");
+        all.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join("a"));
+        all.arg("--out").arg(&bundle);
+        all.args(["--recipe", recipe, "--json", "--calibration"]).arg(text());
+        all
+    };
+    let outcomes = |found: &Value| -> Vec<String> {
+        let stages = found["stages"].as_array().unwrap();
+        stages.iter().map(|stage| stage["outcome"].as_str().unwrap().to_owned()).collect()
+    };
+    let first = run(&mut all("tiny"));
+    assert!(outcomes(&first).iter().all(|outcome| outcome == "made"), "{first}");
+    let opened = ls_bundle::Bundle::open(&bundle).unwrap();
+    opened.verify(&mut |_, _| ()).unwrap();
+    assert!(opened.placement().is_some());
+    let pack = first["stages"].as_array().unwrap().last().unwrap();
+    assert_eq!(pack["bytes"], opened.total_len());
+    let written = || std::fs::metadata(&bundle).unwrap().modified().unwrap();
+    let before = written();
+    let second = run(&mut all("tiny"));
+    assert!(outcomes(&second).iter().all(|outcome| outcome == "kept"), "{second}");
+    assert_eq!(written(), before, "the bundle was not touched");
+    // Another recipe makes another bundle of what it can still use.
+    let recipe = bench.dir.path().join("mine.toml");
+    std::fs::write(&recipe, "extends = \"tiny\"\n[pack]\nffn_dtype = \"q8_0\"\n").unwrap();
+    let third = outcomes(&run(&mut all(recipe.to_str().unwrap())));
+    let (pack, others) = third.split_last().unwrap();
+    assert!(others.iter().all(|outcome| outcome == "kept") && pack == "made", "{third:?}");
+    // The model itself is never replaced.
+    let mut hostile = all("tiny");
+    let weights = bench.model().join("model.safetensors");
+    let output = hostile.arg("--out").arg(&weights).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn killed_at_any_moment_it_goes_on_to_the_same_bytes() {
     let bench = Bench::new();
     let whole = run(&mut stage(&bench, "activations", "whole"));

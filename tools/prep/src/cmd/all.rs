@@ -1,0 +1,131 @@
+//! `ls-prep all`: the whole chain, from a model to a bundle.
+
+use super::stages::{StageArgs, need_room};
+use super::{extend, print};
+use crate::peak_rss_bytes;
+use crate::terminal::TerminalProgress;
+use ls_bundle::ids::ByteCount;
+use ls_prep::artifact::Artifact;
+use ls_prep::chain::Chain;
+use ls_prep::error::Result;
+use ls_prep::key::Key;
+use ls_prep::model::forward::operations_per_second;
+use ls_prep::progress::Progress;
+use ls_prep::stage::{Outcome, Stage};
+use ls_prep::stages::activations::{Activations, ActivationsStage};
+use ls_prep::stages::placement::Placement;
+use serde::Serialize;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+const EXAMPLES: &str = "\
+Examples:
+  ls-prep all model.gguf --out model.lsb --recipe quick --calibration datasets/text/*.txt
+  ls-prep all ./Qwen2.5-0.5B-Instruct --out qwen.lsb --recipe full --calibration a.txt b.txt --json";
+
+/// Prepares a model: runs every stage that is not done yet, and packs the bundle.
+///
+/// Ended at any point and started again, it goes on where it was. Where nothing has changed it does nothing.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct AllArgs {
+    #[command(flatten)]
+    pub(crate) stage: StageArgs,
+    /// Bundle to write; an existing one is replaced
+    #[arg(long, short, value_name = "FILE.lsb")]
+    pub(crate) out: PathBuf,
+}
+
+/// What became of a stage.
+#[derive(Debug, Serialize)]
+struct Told {
+    stage: String,
+    key: Key,
+    outcome: Outcome,
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Runs stages one after another and tells of each.
+struct Run<'a> {
+    chain: &'a Chain,
+    as_json: bool,
+    told: Vec<Told>,
+}
+
+impl Run<'_> {
+    fn stage<S: Stage>(&mut self, stage: &S) -> Result<Artifact> {
+        let start = Instant::now();
+        let mut progress = TerminalProgress::new();
+        let (artifact, outcome) = self.chain.source.store.run(stage, None, &mut progress)?;
+        drop(progress);
+        self.tell(S::NAME, artifact.key(), outcome, artifact.total_bytes(), start);
+        Ok(artifact)
+    }
+
+    fn tell(&mut self, stage: &str, key: Key, outcome: Outcome, bytes: u64, start: Instant) {
+        let told = Told {
+            stage: stage.to_owned(),
+            key,
+            outcome,
+            bytes,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        if !self.as_json {
+            let (word, bytes) = (outcome.word(), ByteCount(bytes));
+            eprintln!("{stage:<16} {}  {word}, {bytes}, {:.1} s", key.short(), told.seconds);
+        }
+        self.told.push(told);
+    }
+}
+
+/// `ls-prep all`.
+pub(crate) fn run(args: &AllArgs) -> Result<()> {
+    let start = Instant::now();
+    let mut progress = TerminalProgress::new();
+    let chain = args.stage.chain(&mut progress)?;
+    drop(progress);
+    chain.refuse_to_replace(&args.out)?;
+    let mut run = Run { chain: &chain, as_json: args.stage.json, told: Vec::new() };
+    run.stage(&chain.prompts()?)?;
+    let (windows, prompts) = chain.windows(&mut ())?;
+    let activations = chain.activations(&windows, prompts);
+    announce(&chain, &activations)?;
+    let activations = Activations::new(run.stage(&activations)?)?;
+    let placement = Placement::read(&run.stage(&chain.placement(&activations))?)?;
+
+    let packing = Instant::now();
+    let mut progress = TerminalProgress::new();
+    let bundle = chain.pack(&args.out, &placement, &mut progress as &mut dyn Progress)?;
+    drop(progress);
+    run.tell("90-pack", bundle.key, bundle.outcome, bundle.bytes, packing);
+    let seconds = start.elapsed().as_secs_f64();
+    if !args.stage.json {
+        let peak =
+            peak_rss_bytes().map_or(String::new(), |b| format!(", at most {}", ByteCount(b)));
+        return print(format!("{}: {seconds:.1} s{peak} of memory", args.out.display()));
+    }
+    let mut object = json!({
+        "bundle": args.out,
+        "recipe": chain.recipe.name,
+        "seconds": seconds,
+        "peak_rss_bytes": peak_rss_bytes(),
+    });
+    extend(&mut object, json!({"stages": run.told}));
+    print(object)
+}
+
+/// Says what the longest stage will take, unless it is done, and refuses what the disk cannot hold.
+fn announce(chain: &Chain, stage: &ActivationsStage<'_>) -> Result<()> {
+    let store = &chain.source.store;
+    let layers = 0..stage.units();
+    let target = store.path(ActivationsStage::NAME, stage.key(), stage.units(), &layers);
+    if target.exists() {
+        return Ok(());
+    }
+    let cost = stage.cost(&layers);
+    let seconds = cost.operations / operations_per_second()?;
+    eprintln!("{}: {}", ActivationsStage::NAME, super::stages::estimate(&cost, seconds));
+    need_room(store.folder(), &target, &cost)
+}
