@@ -10,6 +10,7 @@ mod header;
 pub mod identity;
 pub mod ids;
 pub mod limits;
+pub mod low_bit;
 pub mod model;
 pub mod placement;
 pub mod plan;
