@@ -1,0 +1,54 @@
+//! [`replay`]: a trace through a cache.
+
+use crate::cache::{Counts, Request, WeightCache};
+use crate::trace::AccessTrace;
+use ls_bundle::ids::{BlockId, LayerId};
+use std::ops::Range;
+
+/// Makes the requests of some tokens and returns what happened to them, by layer.
+///
+/// `prefetch` has for every visit the blocks that are read before its requests are made, those that are there already
+/// excepted; they are counted apart. A block for which no slot can be had is used without one. Blocks are unpinned in
+/// the order of their ids, hits and misses alike.
+///
+/// # Panics
+/// If the traces and the cache are of different blocks.
+pub fn replay(
+    trace: &AccessTrace,
+    prefetch: Option<&AccessTrace>,
+    tokens: Range<usize>,
+    cache: &mut WeightCache,
+) -> Vec<Counts> {
+    assert_eq!(trace.blocks(), cache.blocks(), "blocks of the trace");
+    assert!(prefetch.is_none_or(|ahead| ahead.blocks() == trace.blocks()), "blocks of prefetches");
+    let layers: Vec<LayerId> = (0..trace.blocks().layers()).map(|n| LayerId(n as u16)).collect();
+    let before: Vec<Counts> = layers.iter().map(|&layer| cache.counts(layer)).collect();
+    let (mut pinned, mut missing): (Vec<_>, Vec<BlockId>) = (Vec::new(), Vec::new());
+    for token in tokens {
+        for &layer in &layers {
+            for block in prefetch.into_iter().flat_map(|ahead| ahead.set(token, layer)) {
+                if cache.find(block).is_none()
+                    && let Some(loading) = cache.reserve_ahead(block)
+                {
+                    pinned.push((block, cache.publish(loading)));
+                }
+            }
+            cache.begin(layer);
+            for block in trace.set(token, layer) {
+                match cache.request(block) {
+                    Request::Hit(slot) | Request::Coming(slot) => pinned.push((block, slot)),
+                    Request::Miss => missing.push(block),
+                }
+            }
+            for block in missing.drain(..) {
+                if let Some(loading) = cache.reserve(block) {
+                    pinned.push((block, cache.publish(loading)));
+                }
+            }
+            pinned.sort_by_key(|&(block, _)| block);
+            pinned.drain(..).for_each(|(_, slot)| cache.unpin(slot));
+            cache.settle();
+        }
+    }
+    layers.iter().zip(before).map(|(&layer, before)| cache.counts(layer) - before).collect()
+}
