@@ -1,6 +1,7 @@
 #![doc = include_str!("../FORMAT.md")]
 #![forbid(unsafe_code)]
 
+pub mod base;
 pub mod blocks;
 mod checksum;
 mod codec;
