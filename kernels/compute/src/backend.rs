@@ -1,5 +1,6 @@
 //! [`ComputeBackend`] and what it is given.
 
+use crate::base::{BaseNeurons, BaseTables};
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::{DType, FfnExtent, MatrixExtent};
 
@@ -168,6 +169,28 @@ pub trait ComputeBackend: Send {
     fn mlp_input(&mut self, layer: LayerId);
     /// Adds the neurons' contributions: SiLU(gate . h) * (up . h) * down, Eq. 1.
     fn mlp(&mut self, layer: LayerId, blocks: &NeuronBlocks<'_>);
+    /// Decode: the same for neurons in several places, in any order; all of one number format.
+    ///
+    /// The sum depends on the order of the neurons over all calls since `mlp_input`, not on how they are split into
+    /// calls and parts. Ascending it is `mlp`'s.
+    fn mlp_blocks(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]);
+    /// Decode: estimates every neuron's activation a~ = SiLU(g~ . h) * (u~ . h), and the error of going on with it:
+    ///
+    /// `score = sqrt((a~ * down_error)^2 + (SiLU'(g~ . h) * (u~ . h) * gate_error)^2 + (SiLU(g~ . h) * up_error)^2)`
+    fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>);
+    /// What the last `estimate` expects, one number a neuron.
+    fn scores(&self) -> &[f32];
+    /// Decode, after `estimate` with the same arguments: adds `(offset + slope * a~) * d~` for every neuron that is
+    /// not [chosen](crate::is_chosen), and the constant. Adds nothing at all where every neuron is chosen: the FFN is
+    /// exact then. Without down columns the constant is all that is added. At most once a layer; the sum is separate
+    /// from the exact neurons', and the same whether it comes before or after them.
+    fn stand_in(
+        &mut self,
+        layer: LayerId,
+        base: &BaseNeurons<'_>,
+        tables: &BaseTables<'_>,
+        chosen: &[u64],
+    );
     /// x += the FFN's sum, Eq. 2 after the last stage.
     fn mlp_output(&mut self, layer: LayerId);
     /// h = RMSNorm(x) with the final gain, for the tokens that the pass's outputs ask for.

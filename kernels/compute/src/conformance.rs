@@ -3,9 +3,12 @@
 //! A backend's tests call [`check`] with a way to make the backend. What is checked: logits and log-likelihoods
 //! against [`reference`](crate::reference), and, bit for bit, that results depend neither on how weights are cut into
 //! parts, nor on the number of threads, nor on how a prompt is split into passes, nor on what a rewound cache held.
+//! [`check_base`] does the same for FFNs that run in part, beside a low-bit base.
 //! Every function panics at the first deviation and names the model and the seed.
 
+mod base;
 mod model;
+pub use base::{Order, Sparse, TinyBase, base_models, check_base};
 pub use model::{Rng, TinyModel, build, models};
 
 use crate::reference::ReferenceState;
@@ -23,6 +26,10 @@ pub const LOGITS_ERROR_MAX: f64 = 1e-6;
 pub const DECODE_ERROR_MAX_Q8_0: f64 = 8e-3;
 /// The same for Q4_0 weights.
 pub const DECODE_ERROR_MAX_Q4_0: f64 = 7e-3;
+/// The same for decode beside a base, whose rows are multiplied with such activations too: three times what was seen.
+pub const DECODE_ERROR_MAX_BASE: f64 = 4e-4;
+/// Largest accepted |a - b|^2 / |b|^2 of scores beside a base: three times what was seen.
+pub const SCORES_ERROR_MAX: f64 = 1.2e-3;
 /// Added to all of these with a cache in Q8_0: three times what was seen.
 pub const KV_ERROR_MAX_Q8_0: f64 = 3e-3;
 /// Largest accepted difference of a negative log-likelihood, nats, to the one from the backend's own logits.
@@ -86,6 +93,9 @@ pub struct Driver<'a, B> {
     model: &'a TinyModel,
     backend: B,
     cut: Cut,
+    /// How decode runs FFNs, where not all of them; and the scores that it has seen.
+    sparse: Option<Sparse<'a>>,
+    scores: Vec<f32>,
 }
 
 impl<'a, B: ComputeBackend> Driver<'a, B> {
@@ -106,7 +116,13 @@ impl<'a, B: ComputeBackend> Driver<'a, B> {
             threads,
             kv_cache: model.kv_cache,
         });
-        Driver { model, backend, cut }
+        Driver { model, backend, cut, sparse: None, scores: Vec::new() }
+    }
+
+    /// Makes decode run some of the neurons.
+    #[must_use]
+    pub fn with(self, sparse: Sparse<'a>) -> Self {
+        Driver { sparse: Some(sparse), ..self }
     }
 
     /// The backend.
@@ -130,7 +146,7 @@ impl<'a, B: ComputeBackend> Driver<'a, B> {
             self.backend.embed(index as u32, row);
         }
         for layer in model.config.layer_ids() {
-            self.layer(layer);
+            self.layer(layer, decode);
         }
         if outputs != Outputs::None {
             self.backend.head_input();
@@ -141,7 +157,7 @@ impl<'a, B: ComputeBackend> Driver<'a, B> {
         }
     }
 
-    fn layer(&mut self, layer: LayerId) {
+    fn layer(&mut self, layer: LayerId, decode: bool) {
         let model = self.model;
         let extents = &model.map.layers[layer.index()];
         let parts_of = |projection: Projection, extent: &MatrixExtent, cut: Cut| {
@@ -168,10 +184,14 @@ impl<'a, B: ComputeBackend> Driver<'a, B> {
             self.backend.project(layer, &[part]);
         }
         self.backend.mlp_input(layer);
-        for (first, blocks) in pieces(extents.ffn.blocks(), self.cut.blocks) {
-            let (_, extent) = extents.ffn.block(first);
-            let bytes = &model.image[extent.offset as usize..];
-            self.backend.mlp(layer, &NeuronBlocks::new(&extents.ffn, first, blocks, bytes));
+        match self.sparse.filter(|_| decode) {
+            Some(sparse) => sparse.run(model, &mut self.backend, layer, &mut self.scores),
+            None => {
+                for (first, blocks) in pieces(extents.ffn.blocks(), self.cut.blocks) {
+                    let blocks = model.neuron_blocks(layer, first, blocks);
+                    self.backend.mlp(layer, &blocks);
+                }
+            }
         }
         self.backend.mlp_output(layer);
     }
@@ -392,5 +412,13 @@ impl TinyModel {
     pub fn rows(&self, matrix: &MatrixExtent, first: u32, rows: u32) -> MatrixRows<'_> {
         let extent = matrix.rows_extent(first, rows);
         MatrixRows::new(matrix, first, rows, &self.image[extent.offset as usize..])
+    }
+
+    /// Blocks of a layer's FFN.
+    #[must_use]
+    pub fn neuron_blocks(&self, layer: LayerId, first: u32, blocks: u32) -> NeuronBlocks<'_> {
+        let ffn = &self.map.layers[layer.index()].ffn;
+        let (_, extent) = ffn.block(first);
+        NeuronBlocks::new(ffn, first, blocks, &self.image[extent.offset as usize..])
     }
 }

@@ -11,16 +11,26 @@
 //! head_input, head (any number of parts), logits or nll
 //! ```
 //!
+//! In decode it may run some of a layer's neurons only, and stand-ins for the others from a resident low-bit base:
+//!
+//! ```text
+//! mlp_input, estimate, scores; mlp_blocks (any number of times) and stand_in (once) in any order; mlp_output
+//! ```
+//!
 //! **Canonical order.** Results do not depend on how weights are cut into parts nor on the number of threads: each
-//! output is accumulated in one fixed order. So a streamed run equals a resident one bit for bit.
+//! output is accumulated in one fixed order. So a streamed run equals a resident one bit for bit. What `mlp_blocks`
+//! adds depends on the order in which it is given neurons, and on nothing else: ascending is the order of `mlp`, the
+//! order in which they arrive from a disk saves waiting.
 //!
 //! The plain f32 definition is [`reference`](mod@reference); the suite is [`conformance`].
 #![forbid(unsafe_code)]
 
 mod backend;
+mod base;
 pub use backend::{
     ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
 };
+pub use base::{BaseNeurons, BaseTables, is_chosen};
 
 pub mod conformance;
 mod dequantize;

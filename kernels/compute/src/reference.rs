@@ -2,6 +2,10 @@
 //!
 //! One token at a time, every weight in memory as f32, no threads, no tricks. [`ReferenceModel::forward`] reads from
 //! top to bottom like the architecture's description: RMSNorm, q k v, rotation, attention, SwiGLU, head.
+//! [`ReferenceBase`] is the FFN of which only some neurons run exactly.
+
+mod base;
+pub use base::ReferenceBase;
 
 use crate::dequantize::dequantize_row;
 use crate::rope::{rope_frequencies, rope_turn};
@@ -26,6 +30,23 @@ pub struct LayerWeights {
     pub up: Vec<f32>,
     /// ffn_hidden x hidden; row i is neuron i's column of the down matrix.
     pub down: Vec<f32>,
+}
+
+impl LayerWeights {
+    /// The FFN, Eq. 1: SiLU(gate . h) * (up . h) * down, summed over the neurons that `chosen` accepts; hidden.
+    #[must_use]
+    pub fn ffn(&self, h: &[f32], chosen: impl Fn(usize) -> bool) -> Vec<f64> {
+        let (gate, up) = (matvec(&self.gate, h), matvec(&self.up, h));
+        let mut sum = vec![0f64; h.len()];
+        for (neuron, down) in self.down.chunks_exact(h.len()).enumerate() {
+            if chosen(neuron) {
+                let (gate, up) = (gate[neuron], up[neuron]);
+                let activation = f64::from(gate / (1.0 + (-gate).exp()) * up);
+                sum.iter_mut().zip(down).for_each(|(s, &d)| *s += activation * f64::from(d));
+            }
+        }
+        sum
+    }
 }
 
 /// All matrices of a model.
@@ -132,6 +153,17 @@ impl ReferenceModel {
     /// held behind is dropped. Panics if it does not hold the positions before.
     #[must_use]
     pub fn forward(&self, state: &mut ReferenceState, token: u32, position: u32) -> Vec<f32> {
+        self.forward_with(state, token, position, |_, weights, h| weights.ffn(h, |_| true))
+    }
+
+    /// The same with another FFN: `ffn(layer, its weights, its input)` is added to the residual.
+    pub fn forward_with(
+        &self,
+        state: &mut ReferenceState,
+        token: u32,
+        position: u32,
+        mut ffn: impl FnMut(usize, &LayerWeights, &[f32]) -> Vec<f64>,
+    ) -> Vec<f32> {
         let config = &self.config;
         let hidden = config.hidden as usize;
         let mut x = self.weights.embedding[token as usize * hidden..][..hidden].to_vec();
@@ -149,14 +181,8 @@ impl ReferenceModel {
             }
             let attended = self.attend(&q, keys, values);
             add(&mut x, &matvec(&weights.o, &attended));
-            // FFN, Eq. 1: SiLU(gate . h) * (up . h) * down, summed over neurons.
             let h = self.rms_norm(&x, &vectors.mlp_norm);
-            let (gate, up) = (matvec(&weights.gate, &h), matvec(&weights.up, &h));
-            let mut sum = vec![0f64; hidden];
-            for ((gate, up), down) in gate.iter().zip(&up).zip(weights.down.chunks_exact(hidden)) {
-                let activation = f64::from(gate / (1.0 + (-gate).exp()) * up);
-                sum.iter_mut().zip(down).for_each(|(s, &d)| *s += activation * f64::from(d));
-            }
+            let sum = ffn(layer, weights, &h);
             add(&mut x, &sum.iter().map(|&s| s as f32).collect::<Vec<_>>());
         }
         let h = self.rms_norm(&x, &self.vectors.final_norm);

@@ -9,8 +9,8 @@ use crate::worker::Pool;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::{ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
-    ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
-    rope_frequencies, rope_turn,
+    BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
+    Projection, ProjectionPart, is_chosen, rope_frequencies, rope_turn,
 };
 
 /// Tokens of an item of the regions that treat tokens by themselves: norms, rotation.
@@ -32,6 +32,7 @@ pub struct CpuBackend {
     /// Floats of one thread's scratch.
     pub(crate) scratch: usize,
     pub(crate) pass: Current,
+    ffn: Ffn,
 }
 
 /// What a backend is made for.
@@ -58,6 +59,15 @@ pub(crate) struct Current {
     pub(crate) tokens: usize,
     pub(crate) decode: bool,
     pub(crate) asked: Asked,
+}
+
+/// What has been computed of a layer's FFN beside a base.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ffn {
+    /// The layer and the number of neurons whose activations are estimated.
+    estimated: Option<(LayerId, usize)>,
+    /// Whether there are sums of stand-ins.
+    stand_ins: bool,
 }
 
 /// What the pass is for; the targets are in the buffers.
@@ -106,6 +116,7 @@ impl CpuBackend {
             buffers: plan.allocate().map_err(Kind::from)?,
             scratch: plan.scratch,
             pass: Current { first_position: 0, tokens: 0, decode: false, asked: Asked::Nothing },
+            ffn: Ffn::default(),
         })
     }
 
@@ -239,6 +250,7 @@ impl ComputeBackend for CpuBackend {
 
     fn mlp_input(&mut self, layer: LayerId) {
         self.norm(Gain::Ffn(layer), 0, self.pass.tokens);
+        self.ffn = Ffn::default();
         if self.pass.decode {
             self.buffers.lanes.fill(0.0);
         }
@@ -246,13 +258,52 @@ impl ComputeBackend for CpuBackend {
 
     fn mlp(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>) {
         assert_eq!(blocks.hidden as usize, self.shape.hidden, "width of a neuron");
-        if self.pass.decode { self.mlp_one(blocks) } else { self.mlp_many(blocks) }
+        if self.pass.decode {
+            self.mlp_one(std::slice::from_ref(blocks));
+        } else {
+            self.mlp_many(blocks);
+        }
+    }
+
+    fn mlp_blocks(&mut self, _layer: LayerId, blocks: &[NeuronBlocks<'_>]) {
+        assert!(self.pass.decode, "single blocks are for decode");
+        self.mlp_one(blocks);
+    }
+
+    fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
+        self.check_base(base, tables);
+        self.estimate_one(base, tables);
+        self.ffn.estimated = Some((layer, base.neurons()));
+    }
+
+    fn scores(&self) -> &[f32] {
+        let (_, neurons) = self.ffn.estimated.expect("`estimate` has been called");
+        &self.buffers.scores[..neurons]
+    }
+
+    fn stand_in(
+        &mut self,
+        layer: LayerId,
+        base: &BaseNeurons<'_>,
+        tables: &BaseTables<'_>,
+        chosen: &[u64],
+    ) {
+        self.check_base(base, tables);
+        assert_eq!(self.ffn.estimated, Some((layer, base.neurons())), "`estimate` comes before");
+        assert!(!self.ffn.stand_ins, "stand-ins are added once");
+        if (0..base.neurons()).any(|neuron| !is_chosen(chosen, neuron)) {
+            self.stand_in_one(base, tables, chosen);
+            self.ffn.stand_ins = true;
+        }
     }
 
     fn mlp_output(&mut self, _layer: LayerId) {
         // Prefill has added to the residual itself.
         if self.pass.decode {
             self.add_lanes();
+            if self.ffn.stand_ins {
+                self.add_stand_ins();
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! One token: every weight is read once, so the kernels only have to keep up with memory.
 
-use crate::backend::{CpuBackend, matrix_row, neuron_rows};
+use crate::backend::{CpuBackend, matrix_row};
 use crate::memory::LANES;
-use crate::simd::{Activations, Ops, QuantBlock};
+use crate::simd::{Activations, Ops, QuantBlock, RowOps};
 use ls_bundle::model::DType;
 use ls_compute::{MatrixRows, NeuronBlocks, Projection, ProjectionPart};
 
@@ -13,7 +13,7 @@ const HEAD_ITEM_ROWS: usize = 128;
 /// How far ahead of the rows in use others are fetched, at least: a microsecond's work of a fast kernel.
 const AHEAD_BYTES: usize = 8 << 10;
 /// Rows (neurons) that a kernel takes at a time.
-const BATCH: usize = 4;
+pub(crate) const BATCH: usize = 4;
 
 impl CpuBackend {
     /// Rows of q, k, v, or of o, times the token's activations.
@@ -56,25 +56,25 @@ impl CpuBackend {
 
     /// Neurons: item = accumulator. Neuron i adds to accumulator i / 4 % 16, so its place is the same however the
     /// layer is cut.
-    pub(crate) fn mlp_one(&mut self, blocks: &NeuronBlocks<'_>) {
+    pub(crate) fn mlp_one(&mut self, parts: &[NeuronBlocks<'_>]) {
+        let Some(dtype) = parts.first().map(|part| part.dtype) else { return };
         let hidden = self.shape.hidden;
+        for part in parts {
+            assert_eq!(part.hidden as usize, hidden, "width of a neuron");
+            assert_eq!(part.dtype, dtype, "neurons of a call are of one format");
+        }
         let (ops, buffers) = (self.ops, &mut self.buffers);
-        let h = prepare(ops, [blocks.dtype], &buffers.h[..hidden], &mut buffers.quants);
+        let h = prepare(ops, [dtype], &buffers.h[..hidden], &mut buffers.quants);
         let lanes = buffers.lanes.shared();
-        let next_batch = next_batch_bytes(blocks);
-        let first = blocks.first_neuron as usize;
-        let end = first + blocks.neurons as usize;
         self.pool.run(LANES, &|_, lane| {
             // SAFETY: an item has an accumulator of its own.
             let acc = unsafe { lanes.slice(lane * hidden, hidden) };
-            // The lane's first batch that the part has neurons of.
-            let first_batch = first / BATCH + (lane + LANES - first / BATCH % LANES) % LANES;
-            for batch in (first_batch..end.div_ceil(BATCH)).step_by(LANES) {
-                let begin = (batch * BATCH).max(first);
-                let count = (batch * BATCH + BATCH).min(end) - begin;
-                let is_last = batch + LANES >= end.div_ceil(BATCH);
-                let ahead = if is_last { 0 } else { next_batch };
-                add_neurons(ops, blocks, begin - first, count, h, acc, ahead);
+            let mut neurons = parts.iter().flat_map(|part| lane_neurons(part, lane));
+            let mut batch = Batch::take(&mut neurons);
+            while batch.len > 0 {
+                let next = Batch::take(&mut neurons);
+                add_neurons(ops.rows(dtype), ops.swiglu, &batch, h, acc, batch.distance(&next));
+                batch = next;
             }
         });
     }
@@ -151,29 +151,60 @@ fn dot_rows(ops: &Ops, rows: &MatrixRows<'_>, first: usize, x: Activations<'_>, 
     }
 }
 
-/// Distance between batches of a lane, or about that where they are not at the same place of a block.
-fn next_batch_bytes(blocks: &NeuronBlocks<'_>) -> usize {
-    BATCH * LANES * blocks.block_stride / blocks.block_neurons as usize
+/// The neurons of `part` that add to accumulator `lane`, ascending.
+fn lane_neurons<'a>(part: &NeuronBlocks<'a>, lane: usize) -> impl Iterator<Item = &'a [u8]> {
+    let first = part.first_neuron as usize;
+    let end = first + part.neurons as usize;
+    let first_batch = first / BATCH + (lane + LANES - first / BATCH % LANES) % LANES;
+    let part = *part;
+    (first_batch..end.div_ceil(BATCH))
+        .step_by(LANES)
+        .flat_map(move |batch| (batch * BATCH).max(first)..(batch * BATCH + BATCH).min(end))
+        .map(move |neuron| part.neuron((neuron - first) as u32))
 }
 
-/// acc += the contributions of up to [`BATCH`] neurons, Eq. 1, one after another.
+/// Up to [`BATCH`] neurons.
+struct Batch<'a> {
+    neurons: [&'a [u8]; BATCH],
+    len: usize,
+}
+
+impl<'a> Batch<'a> {
+    fn take(neurons: &mut impl Iterator<Item = &'a [u8]>) -> Batch<'a> {
+        let mut batch = Batch { neurons: [&[]; BATCH], len: 0 };
+        for (place, neuron) in batch.neurons.iter_mut().zip(neurons) {
+            *place = neuron;
+            batch.len += 1;
+        }
+        batch
+    }
+
+    /// How far behind this batch another one lies: a hint.
+    fn distance(&self, other: &Batch<'_>) -> usize {
+        let start = |batch: &Batch<'_>| batch.neurons[0].as_ptr().addr();
+        if other.len == 0 { 0 } else { start(other).wrapping_sub(start(self)) }
+    }
+}
+
+/// acc += the contributions of a batch, Eq. 1, one neuron after another.
 fn add_neurons(
-    ops: &Ops,
-    blocks: &NeuronBlocks<'_>,
-    first: usize,
-    count: usize,
+    rows: &RowOps,
+    swiglu: fn(&mut [f32], &[f32]),
+    batch: &Batch<'_>,
     h: Activations<'_>,
     acc: &mut [f32],
     ahead: usize,
 ) {
-    let rows = ops.rows(blocks.dtype);
-    let (mut gates, mut ups, mut downs) = ([&[][..]; BATCH], [&[][..]; BATCH], [&[][..]; BATCH]);
-    for i in 0..count {
-        [gates[i], ups[i], downs[i]] = neuron_rows(blocks, first + i);
-    }
+    let count = batch.len;
+    let [gates, ups, downs] = [0, 1, 2].map(|part| {
+        batch.neurons.map(|neuron| {
+            let len = neuron.len() / 3;
+            &neuron[part * len..][..len]
+        })
+    });
     let (mut gate, mut up) = ([0f32; BATCH], [0f32; BATCH]);
     (rows.dot)(&gates[..count], h, &mut gate, ahead);
     (rows.dot)(&ups[..count], h, &mut up, ahead);
-    (ops.swiglu)(&mut gate[..count], &up[..count]);
+    swiglu(&mut gate[..count], &up[..count]);
     (rows.axpy)(&downs[..count], &gate[..count], acc, ahead);
 }

@@ -20,6 +20,7 @@ pub(crate) const LANES: usize = 16;
 pub(crate) struct Shape {
     pub(crate) vocab: usize,
     pub(crate) hidden: usize,
+    pub(crate) ffn: usize,
     pub(crate) layers: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -35,6 +36,7 @@ impl Shape {
         Shape {
             vocab: config.vocab_size as usize,
             hidden: config.hidden as usize,
+            ffn: config.ffn_hidden as usize,
             layers: usize::from(config.layers),
             heads: config.heads as usize,
             kv_heads: config.kv_heads as usize,
@@ -90,6 +92,7 @@ pub(crate) struct Plan {
     turns: usize,
     quants: usize,
     lanes: usize,
+    estimates: usize,
     activations: usize,
     partials: usize,
     logits: usize,
@@ -119,6 +122,12 @@ pub(crate) struct Buffers {
     pub(crate) quants: Buffer<QuantBlock>,
     /// Decode's FFN sums; LANES x hidden.
     pub(crate) lanes: Buffer<f32>,
+    /// The sums of its stand-ins, weights spread; LANES x hidden.
+    pub(crate) stand_ins: Buffer<f32>,
+    /// Activations that decode estimates; ffn.
+    pub(crate) estimates: Buffer<f32>,
+    /// What their errors are expected to be; ffn.
+    pub(crate) scores: Buffer<f32>,
     /// Prefill's SwiGLU; min(pass_tokens, TOKEN_BLOCK) x ACTIVATION_NEURONS.
     pub(crate) activations: Buffer<f32>,
     /// Decode's attention over chunks of keys; kv_heads x chunks x group x (head_dim + 2).
@@ -160,6 +169,7 @@ impl Plan {
             turns: pass_tokens * shape.head_dim,
             quants: block_count(shape.hidden.max(shape.query_width)),
             lanes: LANES * shape.hidden,
+            estimates: shape.ffn,
             activations: block * ACTIVATION_NEURONS,
             partials: shape.heads * context.div_ceil(KEY_CHUNK) * (shape.head_dim + 2),
             logits: shape.vocab,
@@ -174,6 +184,7 @@ impl Plan {
     pub(crate) fn bytes(&self) -> usize {
         let floats = [self.x, self.x, self.q, self.kv, self.kv, self.turns, self.lanes]
             .into_iter()
+            .chain([self.lanes, self.estimates, self.estimates])
             .chain([self.activations, self.partials, self.logits, self.scored, self.scored])
             .chain([self.threads * self.scratch]);
         floats.map(buffer_bytes::<f32>).sum::<usize>()
@@ -196,6 +207,9 @@ impl Plan {
             turns: Buffer::take(slot, self.turns),
             quants: Buffer::take(slot, self.quants),
             lanes: Buffer::take(slot, self.lanes),
+            stand_ins: Buffer::take(slot, self.lanes),
+            estimates: Buffer::take(slot, self.estimates),
+            scores: Buffer::take(slot, self.estimates),
             activations: Buffer::take(slot, self.activations),
             partials: Buffer::take(slot, self.partials),
             logits: Buffer::take(slot, self.logits),

@@ -2,7 +2,7 @@
 
 use ls_bundle::model::DType;
 use ls_compute::KvDType;
-use ls_compute::conformance::{Setup, check, models};
+use ls_compute::conformance::{Setup, base_models, check, check_base, models};
 use ls_cpu::{CpuBackend, CpuOptions, Kernels};
 
 fn make(kernels: Kernels) -> impl Fn(Setup<'_>) -> CpuBackend {
@@ -55,6 +55,37 @@ fn every_instruction_set_once() {
         {
             check(&models(dtype, kv_cache, seed)[1], &make(kernels));
         }
+    }
+}
+
+/// Bits of gate, up and down.
+const BITS: [[u32; 3]; 7] =
+    [[1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 4, 4], [2, 3, 2], [1, 4, 3], [3, 3, 0]];
+
+#[test]
+fn sparse_decode_with_all_bits() {
+    let model = &base_models(DType::F16, 9)[0];
+    for (bits, seed) in BITS.into_iter().zip(10..) {
+        eprintln!("{bits:?} bits");
+        check_base(model, bits, seed, &make(Kernels::detect()));
+    }
+}
+
+#[test]
+fn sparse_decode_of_every_model_and_format() {
+    let bits = BITS.iter().cycle().skip(2);
+    let models = [DType::F16, DType::Q8_0, DType::Q4_0].map(|dtype| base_models(dtype, 20));
+    for ((model, &bits), seed) in models.iter().flatten().zip(bits).zip(21..) {
+        eprintln!("{}, {bits:?} bits", model.label());
+        check_base(model, bits, seed, &make(Kernels::detect()));
+    }
+}
+
+#[test]
+fn sparse_decode_of_every_instruction_set() {
+    for (kernels, seed) in Kernels::available().zip(30..) {
+        eprintln!("{}", kernels.name());
+        check_base(&base_models(DType::F16, seed)[1], [3, 3, 3], seed, &make(kernels));
     }
 }
 

@@ -3,9 +3,10 @@
 
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::DType;
-use ls_compute::conformance::{Cut, Driver, Setup, models};
+use ls_compute::conformance::{Cut, Driver, Setup, base_models, check_base, models};
 use ls_compute::{
-    ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart,
+    BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
+    ProjectionPart,
 };
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, kv_bytes};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -74,6 +75,24 @@ impl ComputeBackend for Frugal {
     fn mlp(&mut self, layer: LayerId, blocks: &NeuronBlocks<'_>) {
         self.call(|backend| backend.mlp(layer, blocks));
     }
+    fn mlp_blocks(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]) {
+        self.call(|backend| backend.mlp_blocks(layer, blocks));
+    }
+    fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
+        self.call(|backend| backend.estimate(layer, base, tables));
+    }
+    fn scores(&self) -> &[f32] {
+        self.0.scores()
+    }
+    fn stand_in(
+        &mut self,
+        layer: LayerId,
+        base: &BaseNeurons<'_>,
+        tables: &BaseTables<'_>,
+        chosen: &[u64],
+    ) {
+        self.call(|backend| backend.stand_in(layer, base, tables, chosen));
+    }
     fn mlp_output(&mut self, layer: LayerId) {
         self.call(|backend| backend.mlp_output(layer));
     }
@@ -133,4 +152,5 @@ fn memory_is_what_it_says_and_calls_allocate_nothing() {
     for position in 20..40 {
         driver.pass(position, &tokens[position as usize..][..1], Outputs::LastLogits, true);
     }
+    check_base(&base_models(DType::Q4_0, 6)[0], [2, 3, 4], 7, &make);
 }

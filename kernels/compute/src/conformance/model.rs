@@ -108,7 +108,7 @@ pub fn models(dtype: DType, kv_cache: KvDType, seed: u64) -> Vec<TinyModel> {
         .into()
 }
 
-fn llama() -> ModelConfig {
+pub(super) fn llama() -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Llama,
         name: "llama, tied".into(),

@@ -16,6 +16,7 @@ pub(super) const OPS: Ops = Ops {
     f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows_f16, unpack: unpack_f16 },
     q8_0: quantised::Q8_0_ROWS,
     q4_0: quantised::Q4_0_ROWS,
+    low_bit: scalar::OPS.low_bit,
     quantise: quantised::quantise,
     gemm,
     kv_f16: attention::KV_F16,

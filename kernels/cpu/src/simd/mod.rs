@@ -23,6 +23,7 @@ macro_rules! by_row_count {
     };
 }
 
+pub(crate) mod low_bit;
 mod quantise;
 pub(crate) mod scalar;
 
@@ -36,6 +37,7 @@ mod neon;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use low_bit::LowBitOps;
 pub(crate) use quantise::{Activations, QuantBlock, block_count};
 
 use ls_bundle::model::DType;
@@ -109,6 +111,7 @@ pub(crate) struct Ops {
     pub(crate) f16: RowOps,
     pub(crate) q8_0: RowOps,
     pub(crate) q4_0: RowOps,
+    pub(crate) low_bit: LowBitOps,
     /// Quantises `x`, whose length is a multiple of 32, to [`block_count`] blocks; the same on every instruction set.
     pub(crate) quantise: fn(x: &[f32], blocks: &mut [QuantBlock]),
     /// # Safety

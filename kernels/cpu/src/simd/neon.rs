@@ -18,6 +18,7 @@ const OPS: Ops = Ops {
     f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows_f16, unpack: unpack_f16 },
     q8_0: quantised::q8_0::<Widening>(),
     q4_0: quantised::q4_0::<Widening>(),
+    low_bit: scalar::OPS.low_bit,
     quantise: quantised::quantise,
     gemm,
     kv_f16: attention::KV_F16,

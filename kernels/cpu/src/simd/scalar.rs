@@ -1,5 +1,7 @@
 //! Plain Rust: the definition of every function.
 
+mod low_bit;
+
 use super::quantise::{BLOCK_GROUPS, GROUP, PARTS, group_scale};
 use super::{Activations, KvOps, Ops, PANEL, QuantBlock, RowOps, Tile};
 use half::f16;
@@ -10,6 +12,7 @@ pub(crate) static OPS: Ops = Ops {
     f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows::<F16>, unpack: F16::unpack },
     q8_0: quantised::<Q8_0>(),
     q4_0: quantised::<Q4_0>(),
+    low_bit: low_bit::LOW_BIT,
     quantise,
     gemm,
     kv_f16: KvOps { store: store_f16, scores: scores::<F16>, weigh: weigh::<F16> },

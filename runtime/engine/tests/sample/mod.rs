@@ -8,7 +8,10 @@ use ls_bundle::model::{
 };
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{Bundle, BundleParts, BundleWriter, plan_weights};
-use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Pass, Projection, ProjectionPart};
+use ls_compute::{
+    BaseNeurons, BaseTables, ComputeBackend, MatrixRows, NeuronBlocks, Pass, Projection,
+    ProjectionPart, is_chosen,
+};
 use std::path::Path;
 
 pub(crate) fn config(tied_head: bool) -> ModelConfig {
@@ -84,11 +87,12 @@ pub(crate) fn write_bundle(path: &Path, model: ModelConfig, block_neurons: u32) 
 pub(crate) struct HashBackend {
     hash: u64,
     logits: Vec<f32>,
+    scores: Vec<f32>,
 }
 
 impl HashBackend {
     pub(crate) fn new() -> HashBackend {
-        HashBackend { hash: 0, logits: vec![0.0; 64] }
+        HashBackend { hash: 0, logits: vec![0.0; 64], scores: Vec::new() }
     }
 
     fn fold(&mut self, tag: u64, bytes: &[u8]) {
@@ -147,6 +151,34 @@ impl ComputeBackend for HashBackend {
     fn mlp(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>) {
         for index in 0..blocks.neurons {
             self.fold(9 << 40 | u64::from(blocks.first_neuron + index), blocks.neuron(index));
+        }
+    }
+
+    fn mlp_blocks(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]) {
+        blocks.iter().for_each(|blocks| self.mlp(layer, blocks));
+    }
+
+    fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, _tables: &BaseTables<'_>) {
+        self.fold(13 << 40 | u64::from(layer.0), &[]);
+        let hash = self.hash;
+        let score = |neuron: u64| (hash.rotate_left(neuron as u32 % 64) ^ neuron) as u16;
+        self.scores = (0..base.neurons() as u64).map(|n| f32::from(score(n))).collect();
+    }
+
+    fn scores(&self) -> &[f32] {
+        &self.scores
+    }
+
+    fn stand_in(
+        &mut self,
+        _layer: LayerId,
+        base: &BaseNeurons<'_>,
+        _tables: &BaseTables<'_>,
+        chosen: &[u64],
+    ) {
+        for neuron in (0..base.neurons()).filter(|&neuron| !is_chosen(chosen, neuron)) {
+            let [_, _, down] = base.neuron(neuron);
+            self.fold(14 << 40 | neuron as u64, down);
         }
     }
 
