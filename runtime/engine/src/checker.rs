@@ -27,24 +27,28 @@ pub enum Verify {
 pub(crate) struct Checker {
     bundle: Arc<Bundle>,
     verify: Verify,
-    /// Blocks of each piece.
-    pieces: Vec<Range<u32>>,
-    /// Pieces that need no check: all, or those seen already.
-    seen: Vec<bool>,
+    /// For each walk: the blocks of its pieces, and which of these need no check (all, or those seen already).
+    walks: Vec<(Vec<Range<u32>>, Vec<bool>)>,
+    walk: usize,
     /// The piece that was checked last; its other steps follow at once.
     last: Option<u32>,
+    /// A bit for each block that was read by itself and needs no check any more; empty without such reads.
+    blocks_seen: Vec<u64>,
 }
 
 impl Checker {
-    /// A checker for the pieces of a program.
-    pub(crate) fn new(bundle: Arc<Bundle>, verify: Verify, pieces: &[Extent]) -> Checker {
-        let ranges = blocks_of(&bundle, pieces);
+    /// A checker for the pieces of some walks.
+    pub(crate) fn new(bundle: Arc<Bundle>, verify: Verify, walks: &[&[Extent]]) -> Checker {
+        let of = |pieces: &&[Extent]| {
+            (blocks_of(&bundle, pieces), vec![verify == Verify::Never; pieces.len()])
+        };
         Checker {
+            walks: walks.iter().map(of).collect(),
+            walk: 0,
             bundle,
             verify,
-            seen: vec![verify == Verify::Never; pieces.len()],
-            pieces: ranges,
             last: None,
+            blocks_seen: Vec::new(),
         }
     }
 
@@ -62,17 +66,37 @@ impl Checker {
     /// Checks a piece that has arrived, if it is its turn.
     pub(crate) fn piece(&mut self, piece: u32, bytes: &[u8]) -> Result<(), EngineError> {
         let index = piece as usize;
-        if self.seen[index] || self.last == Some(piece) {
+        let (blocks, seen) = &self.walks[self.walk];
+        if seen[index] || self.last == Some(piece) {
             return Ok(());
         }
-        self.blocks(self.pieces[index].clone(), bytes)?;
-        self.seen[index] = self.verify == Verify::First;
+        self.blocks(blocks[index].clone(), bytes)?;
+        self.walks[self.walk].1[index] = self.verify == Verify::First;
         self.last = Some(piece);
         Ok(())
     }
 
-    /// A new pass begins: the piece that was last may come again, anew.
-    pub(crate) fn begin(&mut self) {
+    /// Makes room for [`Checker::block`].
+    pub(crate) fn expect_blocks(&mut self) {
+        self.blocks_seen = vec![0; self.bundle.block_count().div_ceil(64) as usize];
+    }
+
+    /// Checks a block that was read by itself, if it is its turn.
+    pub(crate) fn block(&mut self, id: BlockId, bytes: &[u8]) -> Result<(), EngineError> {
+        let (word, bit) = (id.index() / 64, 1 << (id.index() % 64));
+        if self.verify == Verify::Never || self.blocks_seen[word] & bit != 0 {
+            return Ok(());
+        }
+        self.bundle.verify_block(id, bytes).map_err(EngineError::bundle)?;
+        if self.verify == Verify::First {
+            self.blocks_seen[word] |= bit;
+        }
+        Ok(())
+    }
+
+    /// A new pass begins, of this walk: the piece that was last may come again, anew.
+    pub(crate) fn begin(&mut self, walk: usize) {
+        self.walk = walk;
         self.last = None;
     }
 

@@ -1,16 +1,20 @@
 //! [`Engine`]: executes the program of a bundle on a backend while the stream reads ahead.
 //!
-//! Dense for now: every neuron of every layer runs, in file order.
+//! A prompt runs densely: every neuron of every layer, in file order. So does decode, unless the engine was opened with
+//! [`SparseOptions`]: then each FFN runs the neurons that matter for the token ([`crate::sparse`]).
 
 use crate::checker::{Checker, Verify};
 use crate::error::EngineError;
 use crate::memory::{MemoryPlan, ROW_BUFFERS};
-use crate::program::{self, MAX_PARTS, Program, Source, Step};
+use crate::program::{self, MAX_PARTS, Program, Source, Step, Walk};
+use crate::sparse::{self, SparseFfn, SparseOptions, Visit};
 use crate::stats::Stats;
 use crate::stream::Stream;
 use ls_bundle::Bundle;
 use ls_bundle::extent::Extent;
+use ls_bundle::ids::LayerId;
 use ls_bundle::model::{MatrixExtent, WeightMap};
+use ls_cache::{Counts, EvictionPolicy};
 use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart};
 use ls_io::BlockStore;
 use ls_sync::Slot;
@@ -33,10 +37,33 @@ impl Resident {
     }
 }
 
+/// How an engine runs.
+#[derive(Debug)]
+pub struct EngineOptions {
+    /// When blocks are checked.
+    pub verify: Verify,
+    /// How decode chooses neurons, and which blocks stay in memory; None: all is dense.
+    pub sparse: Option<(SparseOptions, Box<dyn EvictionPolicy>)>,
+}
+
+impl From<Verify> for EngineOptions {
+    /// Dense.
+    fn from(verify: Verify) -> EngineOptions {
+        EngineOptions { verify, sparse: None }
+    }
+}
+
+/// Lists of pieces of the stream.
+const DENSE_WALK: usize = 0;
+const SPARSE_WALK: usize = 1;
+
 /// See the module's documentation.
 pub struct Engine {
     map: WeightMap,
+    /// The dense walk.
     program: Program,
+    /// The walk of sparse decode, and what runs its FFNs.
+    sparse: Option<(Program, SparseFfn)>,
     stream: Stream,
     checker: Checker,
     resident: Vec<Option<Resident>>,
@@ -61,25 +88,38 @@ impl Engine {
     pub fn open(
         bundle: &Arc<Bundle>,
         plan: &MemoryPlan,
-        verify: Verify,
+        options: EngineOptions,
         store: Box<dyn BlockStore>,
         backend: Box<dyn ComputeBackend>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Engine, EngineError> {
         let started = Instant::now();
         let map = bundle.weights().clone();
-        let program = Program::new(&map, plan.sections.clone(), plan.request_bytes);
+        let EngineOptions { verify, sparse } = options;
+        let walk = |walk| Program::new(&map, plan.sections.clone(), plan.request_bytes, walk);
+        let program = walk(Walk::Dense);
+        let sparse_program = sparse.is_some().then(|| walk(Walk::Sparse));
         let embedding = program.sections.last().expect("a file has an embedding");
         let row_buffers = if embedding.cut < embedding.end { ROW_BUFFERS } else { 0 };
         let row_bytes = map.embedding.row_bytes();
-        let mut stream = Stream::new(store, &program.pieces, plan.depth, row_bytes, row_buffers)?;
+        let mut lists = vec![&program.pieces[..]];
+        lists.extend(sparse_program.as_ref().map(|program| &program.pieces[..]));
+        let mut stream = Stream::new(store, &lists, plan.depth, row_bytes, row_buffers)?;
         let kept: Vec<Extent> =
             program.sections.iter().map(|s| s.resident()).filter(|e| e.len > 0).collect();
         let loaded = stream.load(&kept, progress)?;
-        let checker = Checker::new(Arc::clone(bundle), verify, &program.pieces);
+        let mut checker = Checker::new(Arc::clone(bundle), verify, &lists);
         for (&extent, (slot, skip)) in kept.iter().zip(&loaded) {
             checker.resident(extent, &slot.bytes()[*skip..])?;
         }
+        let sparse = match sparse.zip(sparse_program) {
+            None => None,
+            Some(((options, policy), program)) => {
+                checker.expect_blocks();
+                let base = sparse::load_base(bundle, options, &mut stream, &checker, progress)?;
+                Some((program, SparseFfn::open(&map, plan, options, policy, base)?))
+            }
+        };
         let mut loaded = loaded.into_iter();
         let resident = program
             .sections
@@ -97,6 +137,7 @@ impl Engine {
         Ok(Engine {
             map,
             program,
+            sparse,
             stream,
             checker,
             resident,
@@ -132,6 +173,17 @@ impl Engine {
         self.stream.store().counters().bytes
     }
 
+    /// What happened to the requests for single blocks, all layers together; None if decode is dense.
+    #[must_use]
+    pub fn cache_counts(&self) -> Option<Counts> {
+        let (_, ffn) = self.sparse.as_ref()?;
+        let mut counts = Counts::default();
+        for layer in 0..self.map.layers.len() {
+            counts += ffn.cache().counts(LayerId(layer as u16));
+        }
+        Some(counts)
+    }
+
     /// The program, for plans and reports.
     #[must_use]
     pub fn program(&self) -> &Program {
@@ -150,6 +202,9 @@ impl Engine {
         self.check_room(tokens.len())?;
         let started = Instant::now();
         let passes = tokens.len().div_ceil(self.pass_tokens as usize);
+        // What is read ahead must be of the same walk.
+        let passes_after = if self.sparse.is_some() { 0 } else { passes_after };
+        self.stream.switch(DENSE_WALK);
         self.stream.expect_passes(passes as u64 + passes_after);
         for (index, pass) in tokens.chunks(self.pass_tokens as usize).enumerate() {
             let outputs = if index + 1 == passes { Outputs::LastLogits } else { Outputs::None };
@@ -166,6 +221,9 @@ impl Engine {
     pub fn decode(&mut self, token: u32, passes_after: u64) -> Result<&[f32], EngineError> {
         self.check_room(1)?;
         let started = Instant::now();
+        if self.sparse.is_some() {
+            self.stream.switch(SPARSE_WALK);
+        }
         self.stream.expect_passes(1 + passes_after);
         self.pass(&[token], Outputs::LastLogits, true)?;
         self.stats.decode_tokens += 1;
@@ -179,6 +237,7 @@ impl Engine {
         assert!(0 < first && first < window.len(), "score from {first} of {}", window.len());
         self.position = 0;
         self.check_room(window.len())?;
+        self.stream.switch(DENSE_WALK);
         self.stream.expect_passes(1);
         let outputs = Outputs::Score { first: first as u32 - 1, targets: &window[first..] };
         self.pass(&window[..window.len() - 1], outputs, false)?;
@@ -189,6 +248,7 @@ impl Engine {
     /// Streams one pass without computing, and returns the time it took: the least that any pass can take here.
     pub fn read_pass(&mut self) -> Result<Duration, EngineError> {
         let started = Instant::now();
+        self.stream.switch(DENSE_WALK);
         self.stream.expect_passes(1);
         let mut ignored = Stats::default();
         for piece in 0..self.program.pieces.len() as u32 {
@@ -218,8 +278,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Walks the program once.
+    /// Walks the program once. After an error the engine is as it was before, but for its statistics.
     fn pass(
+        &mut self,
+        tokens: &[u32],
+        outputs: Outputs<'_>,
+        decode: bool,
+    ) -> Result<(), EngineError> {
+        let walked = self.walk_once(tokens, outputs, decode);
+        if walked.is_err() {
+            self.stream.abort();
+        }
+        walked
+    }
+
+    fn walk_once(
         &mut self,
         tokens: &[u32],
         outputs: Outputs<'_>,
@@ -228,22 +301,30 @@ impl Engine {
         let count = u32::try_from(tokens.len()).expect("a pass is at most a context long");
         let pass = Pass { first_position: self.position, tokens: count, outputs, decode };
         self.backend.begin(pass);
-        self.checker.begin();
         self.stream.pump()?;
         self.embed(tokens)?;
-        for index in 0..self.program.steps.len() {
+        let sparse = decode && self.sparse.is_some();
+        self.checker.begin(if sparse { SPARSE_WALK } else { DENSE_WALK });
+        for index in 0..self.walk(sparse).steps.len() {
             self.stream.pump()?;
-            let step = self.program.steps[index];
+            let step = self.walk(sparse).steps[index];
             if matches!(outputs, Outputs::None)
                 && matches!(step, Step::HeadInput | Step::Head { .. })
             {
                 self.skip(step)?;
                 continue;
             }
-            self.step(step)?;
+            self.step(step, sparse)?;
         }
         self.position += count;
         Ok(())
+    }
+
+    fn walk(&self, sparse: bool) -> &Program {
+        match &self.sparse {
+            Some((program, _)) if sparse => program,
+            _ => &self.program,
+        }
     }
 
     /// A pass without outputs needs no head, but what the stream has read ahead of it must still be taken.
@@ -278,7 +359,7 @@ impl Engine {
         stream.rows(rows, &extent_of, &mut |i, bytes| embed(first_streamed + i, bytes))
     }
 
-    fn step(&mut self, step: Step) -> Result<(), EngineError> {
+    fn step(&mut self, step: Step, sparse: bool) -> Result<(), EngineError> {
         match step {
             Step::AttnInput(layer) => self.backend.attn_input(layer),
             Step::Attend(layer) => self.backend.attend(layer),
@@ -287,7 +368,11 @@ impl Engine {
             Step::HeadInput => self.backend.head_input(),
             Step::Release(piece) => self.stream.release(piece),
             Step::Project { layer, first, count } => {
-                let parts = &self.program.parts[first as usize..(first + count) as usize];
+                let program = match &self.sparse {
+                    Some((program, _)) if sparse => program,
+                    _ => &self.program,
+                };
+                let parts = &program.parts[first as usize..(first + count) as usize];
                 arrive(parts[0].source, &mut self.stream, &mut self.checker, &mut self.stats)?;
                 let extents = &self.map.layers[layer.index()];
                 let mut given = [None; MAX_PARTS];
@@ -306,6 +391,12 @@ impl Engine {
                 let bytes = weights(&self.resident, &self.stream, source);
                 let ffn = &self.map.layers[layer.index()].ffn;
                 self.backend.mlp(layer, &NeuronBlocks::new(ffn, first_block, blocks, bytes));
+            }
+            Step::Ffn(layer) => {
+                let Engine { backend, stream, checker, stats, .. } = self;
+                let (_, ffn) = self.sparse.as_mut().expect("a walk of sparse decode");
+                let backend = backend.as_mut();
+                ffn.run(&mut Visit { layer, backend, stream, checker, stats })?;
             }
             Step::Head { first_row, rows, source } => {
                 arrive(source, &mut self.stream, &mut self.checker, &mut self.stats)?;

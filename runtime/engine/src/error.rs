@@ -1,6 +1,7 @@
 //! [`EngineError`]: what can go wrong between opening a bundle and the last token.
 
 use crate::memory::BudgetTooSmall;
+use ls_bundle::ids::LayerId;
 
 /// Why the engine stopped. Opaque: callers print it, or ask for its [`kind`](EngineError::kind).
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +24,12 @@ enum Inner {
     ContextFull { prompt: u64, context: u32 },
     #[error("the prompt is empty; this model has no beginning-of-sequence token to start from")]
     EmptyPrompt,
+    #[error(
+        "sparse decode needs a bundle with a base: prepare the model with `ls-prep all`, or run it with --system dense"
+    )]
+    NoBase,
+    #[error("the base of layer {layer}: {problem}")]
+    BadBase { layer: LayerId, problem: String },
     #[error("the bundle's tokenizer cannot be used: {0}")]
     Tokenizer(String),
 }
@@ -63,6 +70,14 @@ impl EngineError {
         Inner::EmptyPrompt.into()
     }
 
+    pub(crate) fn no_base() -> EngineError {
+        Inner::NoBase.into()
+    }
+
+    pub(crate) fn bad_base(layer: LayerId, problem: impl std::fmt::Display) -> EngineError {
+        Inner::BadBase { layer, problem: problem.to_string() }.into()
+    }
+
     pub(crate) fn tokenizer(error: impl std::fmt::Display) -> EngineError {
         Inner::Tokenizer(error.to_string()).into()
     }
@@ -74,8 +89,12 @@ impl EngineError {
             Inner::Io(_) => EngineErrorKind::Io,
             Inner::Memory(_) => EngineErrorKind::Memory,
             Inner::Budget(_) => EngineErrorKind::Budget,
-            Inner::ContextFull { .. } | Inner::EmptyPrompt => EngineErrorKind::Request,
-            Inner::Bundle(_) | Inner::Tokenizer(_) => EngineErrorKind::Corrupt,
+            Inner::ContextFull { .. } | Inner::EmptyPrompt | Inner::NoBase => {
+                EngineErrorKind::Request
+            }
+            Inner::Bundle(_) | Inner::Tokenizer(_) | Inner::BadBase { .. } => {
+                EngineErrorKind::Corrupt
+            }
         }
     }
 }

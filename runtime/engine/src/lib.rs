@@ -10,10 +10,11 @@ mod error;
 pub mod memory;
 pub mod program;
 pub mod sampler;
+pub mod sparse;
 pub mod stats;
 pub mod stream;
 pub mod tokenizer;
 
 pub use checker::Verify;
-pub use engine::Engine;
+pub use engine::{Engine, EngineOptions};
 pub use error::{EngineError, EngineErrorKind};

@@ -2,9 +2,11 @@
 //!
 //! Costs in order: what the process holds anyway (code, tokenizer, stacks), KV cache, activations, I/O buffers; what
 //! is left holds weights, dense tensors first, then FFN blocks, the same share of every layer so that each layer
-//! leaves the disk the same time. Whatever does not fit is streamed in every pass.
+//! leaves the disk the same time. Whatever does not fit is streamed in every pass. A sparse engine needs its tables
+//! before anything else, and what is left after the dense tensors becomes slots for blocks that come and go.
 
 use crate::program::{self, Section};
+use ls_bundle::extent::BLOCK_ALIGNMENT;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{ModelConfig, WeightMap};
 use ls_io::Alignment;
@@ -48,7 +50,24 @@ pub struct PlanRequest {
     pub request_bytes: u64,
     /// Streaming reads in flight where memory allows.
     pub depth: u32,
+    /// What sparse decode needs; None: all is dense.
+    pub sparse: Option<SparseNeeds>,
 }
+
+/// What sparse decode needs besides slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SparseNeeds {
+    /// Tables that stay in memory: predictors, the base, what is known of neurons.
+    pub table_bytes: u64,
+    /// The books of cache and selection.
+    pub book_bytes: u64,
+}
+
+/// Slots that the smallest sparse plan has: a batch being computed with, another on its way.
+pub const MIN_SLOTS: u32 = 16;
+
+/// Heap bytes of a slot's entries in the books, at most.
+const SLOT_BOOKS: u64 = 160;
 
 /// Bytes that a backend needs for a context and a pass length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,8 +93,14 @@ pub struct MemoryPlan {
     pub io_buffers: ByteCount,
     /// Resident dense tensors, embedding included.
     pub resident_dense: ByteCount,
-    /// Resident FFN blocks.
+    /// Resident FFN blocks; slots for them, if decode is sparse.
     pub resident_ffn: ByteCount,
+    /// Tables of sparse decode and its books.
+    pub tables: ByteCount,
+    /// Slots for single blocks; 0 if decode is dense.
+    pub slots: u32,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
     /// All weights of the file.
     pub weights: ByteCount,
     /// Context in tokens.
@@ -185,7 +210,12 @@ impl MemoryPlan {
     /// Bytes planned, all together.
     #[must_use]
     pub fn planned(&self) -> ByteCount {
-        self.fixed + self.kv_cache + self.activations + self.io_buffers + self.resident()
+        self.fixed
+            + self.kv_cache
+            + self.activations
+            + self.io_buffers
+            + self.tables
+            + self.resident()
     }
 
     /// Resident weights.
@@ -239,14 +269,34 @@ impl Planner<'_> {
 
     fn minimum(&self, context: u32) -> ByteCount {
         let pass = MIN_PASS_TOKENS.min(self.wanted_pass(context));
-        self.overhead(context, pass, self.min_ring())
+        self.overhead(context, pass, self.min_ring()) + ByteCount(self.min_slots())
+    }
+
+    /// Bytes of the smallest number of slots.
+    fn min_slots(&self) -> u64 {
+        let slots = u64::from(MIN_SLOTS) * (self.slot_bytes() + SLOT_BOOKS);
+        if self.request.sparse.is_some() { slots } else { 0 }
+    }
+
+    /// Bytes of a slot: the longest window of a block.
+    fn slot_bytes(&self) -> u64 {
+        let unit = u64::from(self.request.alignment.offset).max(BLOCK_ALIGNMENT);
+        let block = self.map.layers.iter().map(|layer| layer.ffn.block_stride()).max().unwrap_or(0);
+        // A block starts at a multiple of BLOCK_ALIGNMENT, wherever that is in a unit.
+        (block + unit - BLOCK_ALIGNMENT)
+            .next_multiple_of(unit)
+            .next_multiple_of(u64::from(self.request.alignment.memory).max(1))
     }
 
     /// The total that keeps `share` of the weights resident beside comfortable buffers.
     fn with_weight_cache(&self, context: u32, share: f64) -> ByteCount {
         let resident = (self.weights.total() as f64 * share.clamp(0.0, 1.0)) as u64;
-        let ring = if resident >= self.weights.total() { 0 } else { self.full_ring() };
-        self.overhead(context, self.wanted_pass(context), ring) + ByteCount(resident)
+        let streams = resident < self.weights.total() || self.request.sparse.is_some();
+        let ring = if streams { self.full_ring() } else { 0 };
+        // Tables hold weights too: they count as part of the share.
+        let resident = ByteCount(resident).saturating_sub(self.tables());
+        let resident = resident.max(ByteCount(self.min_slots()));
+        self.overhead(context, self.wanted_pass(context), ring) + resident
     }
 
     fn with_context(&self, budget: ByteCount, context: u32) -> MemoryPlan {
@@ -273,6 +323,9 @@ impl Planner<'_> {
             io_buffers: ByteCount::ZERO,
             resident_dense: ByteCount::ZERO,
             resident_ffn: ByteCount::ZERO,
+            tables: self.tables(),
+            slots: 0,
+            slot_bytes: 0,
             weights: ByteCount(everything),
             context,
             context_lowered_from: None,
@@ -282,9 +335,13 @@ impl Planner<'_> {
             sections: program::sections(self.map),
         };
         let mut room = spare(pass_tokens, 0);
-        if room < everything {
+        // The prompt streams the FFNs of a sparse engine whatever room there is.
+        if room < everything || self.request.sparse.is_some() {
             let ring = match self.request.budget {
-                Budget::Total(_) => (room / 8).clamp(self.min_ring(), self.full_ring()),
+                Budget::Total(_) => {
+                    let most = room.saturating_sub(self.min_slots() + self.row_buffers());
+                    (room / 8).min(most).clamp(self.min_ring(), self.full_ring())
+                }
                 Budget::WeightCache(_) => self.full_ring(),
             };
             (plan.request_bytes, plan.depth) = self.shape_ring(ring);
@@ -300,8 +357,9 @@ impl Planner<'_> {
         let w = self.weights;
         let share =
             |part: u64, of: u64| if of == 0 { 1.0 } else { (part as f64 / of as f64).min(1.0) };
-        let dense_share = share(room, w.dense);
-        let ffn_share = share(room.saturating_sub(w.dense), w.ffn);
+        let sparse = self.request.sparse.is_some();
+        let dense_share = share(room.saturating_sub(self.min_slots()), w.dense);
+        let ffn_share = if sparse { 0.0 } else { share(room.saturating_sub(w.dense), w.ffn) };
         let rows_share = share(room.saturating_sub(w.dense + w.ffn), w.rows_only);
         let of =
             |share: f64, len: u64| if share >= 1.0 { len } else { (share * len as f64) as u64 };
@@ -325,6 +383,19 @@ impl Planner<'_> {
             plan.resident_dense += ByteCount(resident.min(dense));
             plan.resident_ffn += ByteCount(resident.saturating_sub(dense));
         }
+        if sparse {
+            let left = room.saturating_sub(plan.resident_dense.0);
+            let blocks: u32 = self.map.layers.iter().map(|layer| layer.ffn.blocks()).sum();
+            plan.slot_bytes = self.slot_bytes();
+            // More than all blocks would never be filled.
+            plan.slots = (left / (plan.slot_bytes + SLOT_BOOKS)).min(u64::from(blocks)) as u32;
+            plan.resident_ffn = ByteCount(u64::from(plan.slots) * (plan.slot_bytes + SLOT_BOOKS));
+        }
+    }
+
+    /// Tables and books of sparse decode.
+    fn tables(&self) -> ByteCount {
+        ByteCount(self.request.sparse.map_or(0, |needs| needs.table_bytes + needs.book_bytes))
     }
 
     fn wanted_pass(&self, context: u32) -> u32 {
@@ -345,6 +416,7 @@ impl Planner<'_> {
         self.request.fixed
             + backend.kv_cache
             + backend.activations
+            + self.tables()
             + ByteCount(slack + rows + ring + sampler)
     }
 

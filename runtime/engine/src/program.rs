@@ -12,6 +12,15 @@ use ls_bundle::ids::LayerId;
 use ls_bundle::model::{FfnExtent, LayerExtents, MatrixExtent, WeightMap};
 use ls_compute::Projection;
 
+/// How a pass treats the FFNs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walk {
+    /// Every neuron runs, in the order of the file.
+    Dense,
+    /// Each FFN is one step, [`Step::Ffn`], that sees to its own weights.
+    Sparse,
+}
+
 /// A section of the file: bytes `start .. cut` are resident, `cut .. end` are streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
@@ -112,6 +121,8 @@ pub enum Step {
         /// Where they are.
         source: Source,
     },
+    /// All of a layer's neurons that are chosen to run, wherever they are.
+    Ffn(LayerId),
     /// The FFN's sum joins the residual.
     MlpOutput(LayerId),
     /// Final RMSNorm.
@@ -213,11 +224,11 @@ fn operands_of(map: &WeightMap, section: usize) -> Vec<Operand<'_>> {
 impl Program {
     /// Builds the walk for `sections` (of [`sections`], with the plan's cuts).
     #[must_use]
-    pub fn new(map: &WeightMap, sections: Vec<Section>, request_bytes: u64) -> Program {
+    pub fn new(map: &WeightMap, sections: Vec<Section>, request_bytes: u64, walk: Walk) -> Program {
         let mut program =
             Program { sections, steps: Vec::new(), parts: Vec::new(), pieces: Vec::new() };
         for (index, layer) in map.layers.iter().enumerate() {
-            program.layer(LayerId(index as u16), index, layer, request_bytes);
+            program.layer(LayerId(index as u16), index, layer, request_bytes, walk);
         }
         // A tied head is the embedding; an untied embedding is read by rows, never walked.
         let head = map.layers.len();
@@ -240,15 +251,28 @@ impl Program {
         self.sections.iter().map(|s| s.resident().len).sum()
     }
 
-    fn layer(&mut self, layer: LayerId, section: usize, extents: &LayerExtents, request: u64) {
-        let operands = layer_operands(extents);
-        let spans = self.spans(section, &operands, request);
+    fn layer(
+        &mut self,
+        layer: LayerId,
+        section: usize,
+        extents: &LayerExtents,
+        request: u64,
+        walk: Walk,
+    ) {
+        let operands = &layer_operands(extents)[..match walk {
+            Walk::Dense => 5,
+            Walk::Sparse => 4,
+        }];
+        let spans = self.spans(section, operands, request);
         self.steps.push(Step::AttnInput(layer));
         self.emit(layer, &operands[..3], &spans);
         self.steps.push(Step::Attend(layer));
         self.emit(layer, &operands[3..4], &spans);
         self.steps.push(Step::MlpInput(layer));
-        self.emit(layer, &operands[4..], &spans);
+        match walk {
+            Walk::Dense => self.emit(layer, &operands[4..], &spans),
+            Walk::Sparse => self.steps.push(Step::Ffn(layer)),
+        }
         self.steps.push(Step::MlpOutput(layer));
     }
 
@@ -265,11 +289,13 @@ impl Program {
             spans.push((section.resident(), Source::Resident { section: index as u32, at: 0 }));
         }
         // Equal pieces of at most about a request, each cut rounded down to the boundary before it.
-        let count = section.streamed_bytes().div_ceil(request.max(1));
+        let end = operands.last().expect("operands are given").extent().end();
+        let streamed_bytes = end.saturating_sub(section.cut);
+        let count = streamed_bytes.div_ceil(request.max(1));
         let mut from = section.cut;
         for piece in 1..=count {
             let ideal = section.cut
-                + (section.streamed_bytes() as u128 * u128::from(piece) / u128::from(count)) as u64;
+                + (u128::from(streamed_bytes) * u128::from(piece) / u128::from(count)) as u64;
             let to = boundary_below(operands, ideal);
             if to > from {
                 let extent = Extent { offset: from, len: to - from };

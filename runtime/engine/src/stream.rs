@@ -2,7 +2,8 @@
 //!
 //! Pieces come in one cyclic order, so the ring always knows what is needed next, across the end of a pass too. A
 //! buffer belongs either to the store (being read) or to the stream (arrived, or free): a piece that is computed with
-//! cannot be overwritten. Nothing is allocated after `new`.
+//! cannot be overwritten. Passes of another kind may have pieces of their own ([`Stream::switch`]). Beside the ring,
+//! single rows and single blocks are read through the same store. Nothing is allocated after `new`.
 
 use crate::error::EngineError;
 use crate::stats::Stats;
@@ -13,8 +14,9 @@ use std::time::Instant;
 
 /// Buffers start and end on pages.
 const PAGE: usize = 4096;
-/// Tags of row reads have this bit; the others are places in the ring.
+/// Tags of row reads have this bit, those of blocks the next; the others are places in the ring.
 const ROW: u32 = 1 << 31;
+const BLOCK: u32 = 1 << 30;
 
 #[derive(Debug)]
 enum Place {
@@ -58,10 +60,23 @@ fn allocate(len: usize) -> Result<Slot, EngineError> {
     Ok(slot)
 }
 
+/// A block that was read: its number for the caller, and the memory it was read into.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) number: u32,
+    pub(crate) memory: Slot,
+    pub(crate) result: Result<(), ls_io::IoError>,
+}
+
 /// See the module's documentation.
 pub struct Stream {
     store: Box<dyn BlockStore>,
-    pieces: Vec<WindowedRead>,
+    /// The pieces of each kind of pass, and which kind the ring serves now.
+    lists: Vec<Vec<WindowedRead>>,
+    list: usize,
+    /// Blocks that have arrived and were not taken.
+    blocks: Vec<Arrived>,
+    blocks_in_flight: u32,
     ring: Vec<Place>,
     /// Pieces submitted and released since the start, over all passes.
     submitted: u64,
@@ -79,23 +94,28 @@ impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream")
             .field("store", &self.store.name())
-            .field("pieces", &self.pieces.len())
+            .field("pieces", &self.pieces().len())
             .finish_non_exhaustive()
     }
 }
 
 impl Stream {
-    /// A stream of `pieces` through `depth` buffers, and `row_buffers` buffers for single rows of `row_bytes`.
+    /// A stream of `lists` of pieces through `depth` buffers, the first list first; and `row_buffers` buffers for single
+    /// rows of `row_bytes`.
     pub fn new(
         store: Box<dyn BlockStore>,
-        pieces: &[Extent],
+        lists: &[&[Extent]],
         depth: u32,
         row_bytes: u64,
         row_buffers: u32,
     ) -> Result<Stream, EngineError> {
         let alignment = store.alignment();
-        let pieces: Vec<_> = pieces.iter().map(|&p| WindowedRead::around(p, alignment)).collect();
-        let longest = pieces.iter().map(|p| p.len.next_multiple_of(PAGE)).max().unwrap_or(0);
+        let windows = |pieces: &&[Extent]| -> Vec<WindowedRead> {
+            pieces.iter().map(|&piece| WindowedRead::around(piece, alignment)).collect()
+        };
+        let lists: Vec<_> = lists.iter().map(windows).collect();
+        let all = lists.iter().flatten();
+        let longest = all.map(|piece| piece.len.next_multiple_of(PAGE)).max().unwrap_or(0);
         let row_len = (row_bytes as usize + 2 * alignment.offset as usize).next_multiple_of(PAGE);
         let places = |count: u32, len: usize| -> Result<Vec<Place>, EngineError> {
             let mut room = allocate(count as usize * len)?;
@@ -105,12 +125,15 @@ impl Stream {
             };
             Ok((0..count).map(|_| place()).collect())
         };
-        let depth = if pieces.is_empty() { 0 } else { depth };
+        let depth = if longest == 0 { 0 } else { depth };
         Ok(Stream {
             ring: places(depth, longest)?,
             rows: places(row_buffers, row_len)?,
             row_reads: vec![WindowedRead { offset: 0, len: 0, skip: 0 }; row_buffers as usize],
-            pieces,
+            lists,
+            list: 0,
+            blocks: Vec::with_capacity(store.depth() as usize),
+            blocks_in_flight: 0,
             store,
             submitted: 0,
             released: 0,
@@ -161,10 +184,24 @@ impl Stream {
         Ok(loaded.into_iter().map(|slot| slot.expect("every read has arrived")).collect())
     }
 
+    fn pieces(&self) -> &[WindowedRead] {
+        &self.lists[self.list]
+    }
+
+    /// Serves passes of another kind from now on. Nothing may have been read ahead of the last pass.
+    pub fn switch(&mut self, list: usize) {
+        if list != self.list {
+            assert_eq!(self.submitted, self.released, "pieces read ahead for the other passes");
+            self.list = list;
+            (self.submitted, self.released, self.horizon) = (0, 0, 0);
+        }
+    }
+
     /// Allows reading ahead for `passes` more passes.
     pub fn expect_passes(&mut self, passes: u64) {
-        let started = self.released.div_ceil(self.pieces.len().max(1) as u64);
-        self.horizon = (started + passes) * self.pieces.len() as u64;
+        let count = self.pieces().len() as u64;
+        let started = self.released.div_ceil(count.max(1));
+        self.horizon = (started + passes) * count;
     }
 
     /// Starts reads as far as buffers are free. Called between computations; never blocks.
@@ -179,7 +216,8 @@ impl Stream {
             && self.submitted < self.released + self.ring.len() as u64
         {
             let place = (self.submitted % self.ring.len() as u64) as usize;
-            let piece = self.pieces[(self.submitted % self.pieces.len() as u64) as usize];
+            let pieces = self.pieces();
+            let piece = pieces[(self.submitted % pieces.len() as u64) as usize];
             let into = self.ring[place].take().expect("a released place is free");
             let read = BlockRead { offset: piece.offset, len: piece.len, into, tag: place as u32 };
             if let Err(read) = self.store.submit(read) {
@@ -191,17 +229,23 @@ impl Stream {
     }
 
     fn reap(&mut self, wait: Wait) -> Result<(), EngineError> {
-        let Stream { store, ring, rows, failure, .. } = self;
+        let Stream { store, ring, rows, failure, blocks, blocks_in_flight, .. } = self;
         let done = &mut |done: Completion| {
-            let (places, index) = match done.read.tag & ROW {
+            let (number, memory) = (done.read.tag & !BLOCK, done.read.into);
+            let (places, index) = match done.read.tag & (ROW | BLOCK) {
                 0 => (&mut *ring, done.read.tag),
+                BLOCK => {
+                    *blocks_in_flight -= 1;
+                    blocks.push(Arrived { number, memory, result: done.result });
+                    return;
+                }
                 _ => (&mut *rows, done.read.tag & !ROW),
             };
             places[index as usize] = match done.result {
-                Ok(()) => Place::Arrived(done.read.into),
+                Ok(()) => Place::Arrived(memory),
                 Err(error) => {
                     failure.get_or_insert(error);
-                    Place::Free(done.read.into)
+                    Place::Free(memory)
                 }
             };
         };
@@ -236,7 +280,7 @@ impl Stream {
     #[must_use]
     pub fn bytes(&self, piece: u32) -> &[u8] {
         match &self.ring[self.place_of(piece)] {
-            Place::Arrived(slot) => &slot.bytes()[self.pieces[piece as usize].skip..],
+            Place::Arrived(slot) => &slot.bytes()[self.pieces()[piece as usize].skip..],
             _ => panic!("piece {piece} has not arrived"),
         }
     }
@@ -254,7 +298,7 @@ impl Stream {
     /// The ring place of a piece of the current pass: pieces are released in order, so the pass's first piece is at
     /// the last multiple of the piece count.
     fn place_of(&self, piece: u32) -> usize {
-        let count = self.pieces.len() as u64;
+        let count = self.pieces().len() as u64;
         let sequence = self.released / count * count + u64::from(piece);
         (sequence % self.ring.len() as u64) as usize
     }
@@ -305,6 +349,74 @@ impl Stream {
             Err(read) => self.rows[buffer] = Place::Free(read.into),
         }
         matches!(self.rows[buffer], Place::Reading)
+    }
+
+    /// Starts reading a block into `memory`; `number` comes back with it. If the store is full, the memory comes back.
+    pub(crate) fn submit_block(
+        &mut self,
+        extent: Extent,
+        number: u32,
+        memory: Slot,
+    ) -> Result<(), Slot> {
+        debug_assert!(number < BLOCK, "a block's number has 30 bits");
+        let WindowedRead { offset, len, .. } = WindowedRead::around(extent, self.store.alignment());
+        let read = BlockRead { offset, len, into: memory, tag: BLOCK | number };
+        let submitted = self.store.submit(read).map_err(|read| read.into);
+        self.blocks_in_flight += u32::from(submitted.is_ok());
+        submitted
+    }
+
+    /// A block that has arrived.
+    pub(crate) fn take_block(&mut self) -> Option<Arrived> {
+        self.blocks.pop()
+    }
+
+    /// After an error in the middle of a pass: waits for all reads, and is ready for the next pass. Blocks that were
+    /// being read must have been taken.
+    pub fn abort(&mut self) {
+        for _ in 0..self.store.in_flight() {
+            // Each call takes one read at least. The first error is the one that is told, not what goes wrong now.
+            let _ = self.reap(Wait::One);
+        }
+        for place in self.ring.iter_mut().chain(&mut self.rows) {
+            *place = match std::mem::replace(place, Place::Reading) {
+                Place::Arrived(slot) => Place::Free(slot),
+                other => other,
+            };
+        }
+        self.failure = None;
+        (self.submitted, self.released, self.horizon) = (0, 0, 0);
+    }
+
+    /// Blocks being read.
+    pub(crate) fn blocks_in_flight(&self) -> u32 {
+        self.blocks_in_flight
+    }
+
+    /// Waits until a block is there to be taken or, if none is being read, until any read has ended; false if there is
+    /// none of either. Time spent waiting counts as stalled.
+    pub(crate) fn wait_block(&mut self, stats: &mut Stats) -> Result<bool, EngineError> {
+        if self.blocks.is_empty() {
+            self.reap(Wait::Poll)?;
+        }
+        if !self.blocks.is_empty() {
+            return Ok(true);
+        }
+        let since = Instant::now();
+        let went_on = self.store.in_flight() > 0;
+        while went_on && self.blocks.is_empty() {
+            self.reap(Wait::One)?;
+            if self.blocks_in_flight == 0 {
+                break;
+            }
+        }
+        stats.stalled += since.elapsed();
+        Ok(went_on)
+    }
+
+    /// Where the first byte of `extent` lies in the memory that it was read into.
+    pub(crate) fn skip(&self, extent: Extent) -> usize {
+        WindowedRead::around(extent, self.store.alignment()).skip
     }
 
     /// The store, for its counters.

@@ -31,6 +31,7 @@ fn run(bundle: &Arc<Bundle>, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32
         alignment: store.alignment(),
         request_bytes: 30_000,
         depth: 3,
+        sparse: None,
     };
     let none = |_, _| BackendBytes::default();
     let plan = MemoryPlan::fit(&request, bundle.model(), bundle.weights(), &none).unwrap();
@@ -44,7 +45,8 @@ fn run(bundle: &Arc<Bundle>, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32
     };
     let backend = CpuBackend::new(bundle.model(), bundle.vectors().clone(), &options).unwrap();
     let mut engine =
-        Engine::open(bundle, &plan, Verify::Always, store, Box::new(backend), &mut |_| {}).unwrap();
+        Engine::open(bundle, &plan, Verify::Always.into(), store, Box::new(backend), &mut |_| {})
+            .unwrap();
     let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();
     let mut bits: Vec<u32> =
         engine.prefill(&prompt, 6).unwrap().iter().map(|l| l.to_bits()).collect();

@@ -51,6 +51,7 @@ fn request(budget: Budget) -> PlanRequest {
         alignment: Alignment { offset: 4096, memory: 4096 },
         request_bytes: 1 << 20,
         depth: 8,
+        sparse: None,
     }
 }
 

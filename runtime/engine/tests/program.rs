@@ -1,49 +1,28 @@
 //! The walk covers every weight once, in the file's order, whatever is resident.
 
-use ls_bundle::model::{
-    Architecture, DType, ModelConfig, RopeConfig, RopeScaling, SpecialTokens, WeightMap,
-    WeightTypes,
-};
+#[expect(dead_code, reason = "only the model's shape is used here")]
+mod sample;
+
+use ls_bundle::model::{DType, WeightMap, WeightTypes};
 use ls_bundle::plan_weights;
 use ls_compute::Projection;
-use ls_engine::program::{self, Program, Source, Step, matrix_of};
+use ls_engine::program::{self, Program, Source, Step, Walk, matrix_of};
 use proptest::prelude::*;
+use sample::config;
 use std::collections::BTreeMap;
-
-fn config(tied_head: bool) -> ModelConfig {
-    ModelConfig {
-        architecture: Architecture::Llama,
-        name: "test".into(),
-        vocab_size: 500,
-        hidden: 96,
-        ffn_hidden: 300,
-        layers: 3,
-        heads: 6,
-        kv_heads: 2,
-        head_dim: 16,
-        norm_epsilon: 1e-5,
-        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-        context_length: 256,
-        sliding_window: None,
-        tied_head,
-        qkv_bias: false,
-        qk_norm: false,
-        special: SpecialTokens::default(),
-    }
-}
 
 /// Follows a program and notes, for every row and block, where it was taken from.
 #[derive(Default)]
-struct Walk {
+struct Followed {
     covered: BTreeMap<(usize, &'static str), Vec<(u32, u32)>>,
     released: Vec<u32>,
     /// File offsets of the first byte of each use, in order.
     offsets: Vec<u64>,
 }
 
-impl Walk {
-    fn of(program: &Program, map: &WeightMap) -> Walk {
-        let mut walk = Walk::default();
+impl Followed {
+    fn of(program: &Program, map: &WeightMap) -> Followed {
+        let mut walk = Followed::default();
         for step in &program.steps {
             match *step {
                 Step::Project { layer, first, count } => {
@@ -144,37 +123,49 @@ impl Walk {
     }
 }
 
-fn check(map: &WeightMap, shares: &[f64], request_bytes: u64) {
+fn check(map: &WeightMap, shares: &[f64], request_bytes: u64, walk: Walk) {
     let mut sections = program::sections(map);
     for (index, section) in sections.iter_mut().enumerate() {
         let len = (section.end - section.start) as f64;
         section.cut = program::cut_at(map, index, (shares[index % shares.len()] * len) as u64);
+        if let (Walk::Sparse, Some(layer)) = (walk, map.layers.get(index)) {
+            section.cut = section.cut.min(layer.ffn.offset);
+        }
         assert!((section.start..=section.end).contains(&section.cut));
     }
-    let program = Program::new(map, sections.clone(), request_bytes);
-    let walk = Walk::of(&program, map);
+    let program = Program::new(map, sections.clone(), request_bytes, walk);
+    let followed = Followed::of(&program, map);
     let mut wanted: BTreeMap<(usize, &str), u32> = BTreeMap::new();
     for (index, layer) in map.layers.iter().enumerate() {
         wanted.insert((index, "q"), layer.q_proj.rows);
         wanted.insert((index, "k"), layer.k_proj.rows);
         wanted.insert((index, "v"), layer.v_proj.rows);
         wanted.insert((index, "o"), layer.o_proj.rows);
-        wanted.insert((index, "ffn"), layer.ffn.blocks());
+        if walk == Walk::Dense {
+            wanted.insert((index, "ffn"), layer.ffn.blocks());
+        }
     }
+    let ffn_steps = program.steps.iter().filter(|step| matches!(step, Step::Ffn(_))).count();
+    assert_eq!(ffn_steps, if walk == Walk::Sparse { map.layers.len() } else { 0 });
     wanted.insert((map.layers.len(), "head"), 500);
     for (key, total) in wanted {
         let mut next = 0;
-        for &(first, count) in walk.covered.get(&key).unwrap_or(&Vec::new()) {
+        for &(first, count) in followed.covered.get(&key).unwrap_or(&Vec::new()) {
             assert_eq!(first, next, "{key:?} is walked in order, without holes");
             next += count;
         }
         assert_eq!(next, total, "{key:?} is walked to its end");
     }
-    assert!(walk.offsets.is_sorted(), "file order is order of use");
+    assert!(followed.offsets.is_sorted(), "file order is order of use");
     let all: Vec<u32> = (0..program.pieces.len() as u32).collect();
-    assert_eq!(walk.released, all, "each piece is released once, in order");
+    assert_eq!(followed.released, all, "each piece is released once, in order");
     let walked = if map.head.is_some() { sections.len() - 1 } else { sections.len() };
+    let ffn_bytes: u64 = match walk {
+        Walk::Dense => 0,
+        Walk::Sparse => map.layers.iter().map(|layer| layer.ffn.extent().len).sum(),
+    };
     let streamed: u64 = sections[..walked].iter().map(|s| s.streamed_bytes()).sum();
+    let streamed = streamed - ffn_bytes;
     assert_eq!(program.streamed_bytes(), streamed);
     let unit = map.blocks().map(|block| block.extent.len).max().unwrap();
     assert!(
@@ -192,7 +183,8 @@ proptest! {
         request_bytes in 1u64..200_000,
     ) {
         let map = plan_weights(&config(tied), WeightTypes::all(DType::F16), block_neurons).unwrap();
-        check(&map, &shares, request_bytes);
+        check(&map, &shares, request_bytes, Walk::Dense);
+        check(&map, &shares, request_bytes, Walk::Sparse);
     }
 }
 
@@ -200,7 +192,9 @@ proptest! {
 fn all_resident_and_all_streamed() {
     for tied in [true, false] {
         let map = plan_weights(&config(tied), WeightTypes::all(DType::F16), 2).unwrap();
-        check(&map, &[1.0], 4096);
-        check(&map, &[0.0], 4096);
+        for walk in [Walk::Dense, Walk::Sparse] {
+            check(&map, &[1.0], 4096, walk);
+            check(&map, &[0.0], 4096, walk);
+        }
     }
 }

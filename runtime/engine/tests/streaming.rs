@@ -1,5 +1,6 @@
 //! The same weights reach the backend in the same order, whatever is resident and however reads come back.
 
+#[expect(dead_code, reason = "no base is needed here")]
 mod sample;
 
 use ls_bundle::Bundle;
@@ -61,6 +62,7 @@ impl Sample {
             alignment: SimOptions::default().alignment,
             request_bytes: 40_000,
             depth: 3,
+            sparse: None,
         };
         let bytes = |_, _| BackendBytes::default();
         MemoryPlan::fit(&request, self.bundle.model(), self.bundle.weights(), &bytes).unwrap()
@@ -73,7 +75,7 @@ impl Sample {
     ) -> Result<Engine, ls_engine::EngineError> {
         let store: Box<dyn BlockStore> = Box::new(SimStore::new(self.bytes.clone(), options));
         let backend = Box::new(HashBackend::new());
-        Engine::open(&self.bundle, plan, self.verify, store, backend, &mut |_| {})
+        Engine::open(&self.bundle, plan, self.verify.into(), store, backend, &mut |_| {})
     }
 
     /// A prompt of two passes and four tokens: everything that the backend said.

@@ -52,9 +52,39 @@ pub(crate) enum EvalCommand {
 
 /// Which policies run the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum System {
+pub(crate) enum SystemChoice {
     /// All neurons, always.
     Dense,
+    /// In decode the resident low-bit base scores all neurons; the best run exactly, streamed, and the base stands in
+    /// for the others.
+    #[value(name = "leanstream+base")]
+    Based,
+}
+
+/// Which streamed blocks stay in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EvictionChoice {
+    /// None: each is read when it is needed.
+    None,
+    /// Those used last.
+    Lru,
+    /// Those used most often.
+    Lfu,
+    /// Those used most in recent tokens, by a moving average.
+    Ema,
+}
+
+impl EvictionChoice {
+    /// As on the command line.
+    #[must_use]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            EvictionChoice::None => "none",
+            EvictionChoice::Lru => "lru",
+            EvictionChoice::Lfu => "lfu",
+            EvictionChoice::Ema => "ema",
+        }
+    }
 }
 
 /// How results are accumulated and where the model runs: common to all commands that run it.
@@ -78,9 +108,15 @@ pub(crate) struct RunArgs {
     /// Number format of the KV cache; q8_0 takes about half the memory of f16.
     #[arg(long, value_enum, default_value = "f16")]
     pub(crate) kv_cache: KvChoice,
-    /// Policies: which weights run, are fetched and stay.
-    #[arg(long, value_enum, default_value = "dense")]
-    pub(crate) system: System,
+    /// Policies: which weights run, are fetched and stay. [default: what the bundle was prepared for]
+    #[arg(long, value_enum)]
+    pub(crate) system: Option<SystemChoice>,
+    /// Share of each layer's neurons that is left to the base (80%). [default: the bundle's, or 80%]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub(crate) sparsity: Option<f64>,
+    /// Which streamed blocks stay in memory.
+    #[arg(long, value_enum, default_value = "ema")]
+    pub(crate) eviction: EvictionChoice,
     /// Accumulate in canonical order: the same bits whatever threads, budget or timing. Dense always does.
     #[arg(long)]
     pub(crate) canonical: bool,
@@ -226,6 +262,9 @@ pub(crate) struct PerplexityArgs {
     /// Tokens of a window.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
     pub(crate) window: u32,
+    /// Score with decode's arithmetic, a token at a time, as text is generated. Sparse systems always do.
+    #[arg(long)]
+    pub(crate) decode: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,6 +7,7 @@ mod disk;
 mod exit;
 mod progress;
 mod session;
+mod system;
 
 use args::{Cli, Command, EvalCommand};
 use clap::Parser;

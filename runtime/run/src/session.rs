@@ -2,18 +2,22 @@
 
 use crate::args::{IoChoice, KvChoice, RunArgs, VerifyChoice};
 use crate::disk::{self, Shape};
+use crate::system::System;
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
+use ls_engine::sparse;
 use ls_engine::tokenizer::{LOAD_PEAK_FACTOR, Tokenizer};
-use ls_engine::{Engine, EngineError, Verify};
+use ls_engine::{Engine, EngineError, EngineOptions, Verify};
 use ls_io::{BlockStore, Prefer, StoreOptions};
 use std::sync::Arc;
 
 /// Most streaming reads in flight.
 const MAX_DEPTH: u32 = 16;
+/// Most reads of single blocks in flight.
+const MAX_BLOCK_READS: u32 = 48;
 /// Code that is not touched yet when the plan is made, allocator slack, the runtime's own small buffers.
 const CODE_ALLOWANCE: u64 = 3 << 20;
 /// Stack that a computing thread touches.
@@ -25,6 +29,8 @@ pub(crate) struct Session {
     pub(crate) bundle: Bundle,
     /// Computing threads.
     pub(crate) threads: usize,
+    /// Policies.
+    pub(crate) system: System,
     args: RunArgs,
     store: Box<dyn BlockStore>,
 }
@@ -53,7 +59,7 @@ impl Session {
         };
         let bundle = Bundle::open_with(&args.bundle, checksums)?;
         let options = StoreOptions {
-            depth: MAX_DEPTH + ls_engine::memory::ROW_BUFFERS,
+            depth: MAX_DEPTH + MAX_BLOCK_READS + ls_engine::memory::ROW_BUFFERS,
             prefer: match args.io {
                 IoChoice::Auto => Prefer::Auto,
                 IoChoice::Uring => Prefer::Uring,
@@ -69,7 +75,8 @@ impl Session {
             Some(threads) => usize::from(threads),
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Session { bundle, threads, args: args.clone(), store: opened.store })
+        let system = System::of(args, &bundle);
+        Ok(Session { bundle, threads, system, args: args.clone(), store: opened.store })
     }
 
     /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
@@ -141,6 +148,10 @@ impl Session {
             alignment: self.store.alignment(),
             request_bytes: shape.request_bytes,
             depth: shape.depth,
+            sparse: match self.system {
+                System::Dense => None,
+                System::Based { options, .. } => Some(sparse::needs(&self.bundle, options)?),
+            },
         })
     }
 
@@ -186,9 +197,10 @@ impl Session {
             VerifyChoice::First => Verify::First,
             VerifyChoice::Always => Verify::Always,
         };
+        let options = EngineOptions { verify, sparse: self.system.policies(&self.bundle) };
         let (bundle, backend) = (Arc::new(self.bundle), Box::new(backend));
         let progress_of = &mut |bytes| progress.add(bytes);
-        let engine = Engine::open(&bundle, plan, verify, self.store, backend, progress_of)?;
+        let engine = Engine::open(&bundle, plan, options, self.store, backend, progress_of)?;
         progress.finish();
         Ok((bundle, engine))
     }

@@ -196,7 +196,8 @@ impl Animal {
         let (context, pass) = (plan.context, plan.pass_tokens);
         assert_eq!((context, pass), (CONTEXT, setup.pass_tokens));
         let backend = Box::new(CpuBackend::new(config, vectors, &options).unwrap());
-        Engine::open(&self.bundle, &plan, Verify::First, store, backend, &mut |_| {}).unwrap()
+        Engine::open(&self.bundle, &plan, Verify::First.into(), store, backend, &mut |_| {})
+            .unwrap()
     }
 
     /// Every position as the end of a prompt.

@@ -14,8 +14,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ls-io", &["ls-sync"]),
     ("ls-cache", &["ls-bundle", "ls-hash"]),
     ("ls-engine", &["ls-bundle", "ls-cache", "ls-compute", "ls-hash", "ls-io", "ls-sync"]),
-    ("ls-run", &["ls-bundle", "ls-compute", "ls-cpu", "ls-engine", "ls-io", "ls-sync"]),
-    ("ls-prep", &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-hash", "ls-io"]),
+    ("ls-run", &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-io", "ls-sync"]),
+    (
+        "ls-prep",
+        &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-hash", "ls-io"],
+    ),
 ];
 
 /// Crates that must stay out of what runs on a device.

@@ -1,11 +1,16 @@
 //! A small bundle on disk with weights from a seed, and a backend that only remembers what it was given.
 
+use half::f16;
+use ls_bundle::base;
+use ls_bundle::blocks::Tensor;
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::LayerId;
+use ls_bundle::low_bit::{Codebook, pack_row};
 use ls_bundle::model::{
     Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens,
     Vectors, WeightTypes,
 };
+use ls_bundle::tables::{TABLE_BLOCK_BYTES, TableKind, TableMap};
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{Bundle, BundleParts, BundleWriter, plan_weights};
 use ls_compute::{
@@ -51,27 +56,50 @@ impl Random {
 
 /// Writes a bundle whose half-precision weights are small and random.
 pub(crate) fn write_bundle(path: &Path, model: ModelConfig, block_neurons: u32) -> Bundle {
+    write(path, model, block_neurons, false)
+}
+
+/// The same with a random base of 3 bits, which wants a width that is a multiple of 64.
+pub(crate) fn write_based_bundle(path: &Path, model: ModelConfig, block_neurons: u32) -> Bundle {
+    write(path, model, block_neurons, true)
+}
+
+fn write(path: &Path, model: ModelConfig, block_neurons: u32, based: bool) -> Bundle {
     let weights = plan_weights(&model, WeightTypes::all(DType::F16), block_neurons).unwrap();
     let ones = vec![1.0; model.hidden as usize];
     let layer =
         LayerVectors { attn_norm: ones.clone(), mlp_norm: ones.clone(), ..LayerVectors::default() };
     let vectors = Vectors { layers: vec![layer; usize::from(model.layers)], final_norm: ones };
     let piece = |id: u32| (format!(" w{id}").into_bytes(), TokenKind::Normal);
+    let mut random = Random(7);
+    let contents: Vec<_> = if based {
+        model.layer_ids().flat_map(|layer| base_of(layer, &model, &mut random)).collect()
+    } else {
+        Vec::new()
+    };
+    let lens: Vec<_> = contents.iter().map(|(l, kind, b)| (*l, *kind, b.len() as u64)).collect();
     let parts = BundleParts {
         identity: Identity { source_hash: "0".repeat(64), ..Identity::default() },
-        weights,
         vectors,
         tokenizer: "{}".into(),
         vocabulary: Vocabulary::new((0..model.vocab_size).map(piece)).unwrap(),
         chat_template: None,
         placement: None,
-        tables: None,
+        tables: based.then(|| TableMap::behind(&weights, &lens)),
         settings: None,
+        weights,
         model,
     };
-    let mut random = Random(7);
     let mut writer = BundleWriter::create(path, parts).unwrap();
     while let Some(block) = writer.next_block() {
+        if let Tensor::Table(kind) = block.name.tensor {
+            let of =
+                |t: &&(LayerId, TableKind, Vec<u8>)| (Some(t.0), t.1) == (block.name.layer, kind);
+            let (_, _, content) = contents.iter().find(of).unwrap();
+            let start = block.name.index as usize * TABLE_BLOCK_BYTES as usize;
+            writer.write_block(&content[start..][..block.weight_bytes as usize]).unwrap();
+            continue;
+        }
         // Sign, an exponent of about -3, ten random bits.
         let half = |r: u64| (0x2C00 | (r as u16 & 0x83FF)).to_le_bytes();
         let bytes: Vec<u8> =
@@ -80,6 +108,38 @@ pub(crate) fn write_bundle(path: &Path, model: ModelConfig, block_neurons: u32) 
     }
     writer.finish().unwrap();
     Bundle::open(path).unwrap()
+}
+
+/// A layer's base: random codes, scales and tables.
+fn base_of(
+    layer: LayerId,
+    model: &ModelConfig,
+    random: &mut Random,
+) -> [(LayerId, TableKind, Vec<u8>); 2] {
+    let (neurons, cols) = (model.ffn_hidden, model.hidden);
+    let book = Codebook::new(&[-127, -80, -45, -15, 15, 45, 80, 127]).unwrap();
+    let bits = book.bits();
+    let mut records = Vec::new();
+    for _ in 0..3 * neurons {
+        let codes: Vec<u8> = (0..cols).map(|_| (random.next() % 8) as u8).collect();
+        let scales = vec![f16::from_f32(0.1); cols as usize / 64];
+        let mut row = vec![0; bits.row_bytes(cols)];
+        pack_row(bits, &codes, &scales, &mut row);
+        records.extend(row);
+    }
+    let mut floats =
+        |len: u32| -> Vec<f32> { (0..len).map(|_| (random.next() >> 40) as f32 * 1e-8).collect() };
+    let tables = base::BaseTables {
+        cols,
+        codebooks: [Some(book); 3],
+        offset: floats(neurons),
+        slope: floats(neurons),
+        down_error: floats(neurons),
+        gate_error: floats(neurons),
+        up_error: floats(neurons),
+        constant: floats(cols),
+    };
+    [(layer, TableKind::Base, records), (layer, TableKind::BaseScores, tables.to_bytes())]
 }
 
 /// Folds every weight it is given into a hash that does not depend on how weights are cut into parts, but on their

@@ -5,7 +5,9 @@ use crate::cmd::{extend, plan_json, print_json, print_line};
 use crate::exit::UsageError;
 use crate::progress::Progress;
 use crate::session::{Session, Workload, peak_resident};
+use crate::system::System;
 use anyhow::Context;
+use ls_engine::Engine;
 use std::time::Instant;
 
 /// `ls-run eval perplexity`: consecutive windows, the second half of each scored, as llama.cpp does. A last window
@@ -26,6 +28,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
     let (prompt_tokens, first) = (args.window, window / 2 + 1);
     let workload = Workload { prompt_tokens, scored_tokens: (window - first) as u32 };
     let plan = session.plan(workload)?;
+    let by_decode = args.decode || session.system != System::Dense;
+    let system = session.system.describe();
     if plan.context < args.window || plan.pass_tokens < args.window - 1 {
         let text = format!(
             "a window of {window} tokens does not fit: the budget allows a context of {} and passes of {} tokens; raise \
@@ -40,10 +44,14 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
     let (mut nll, mut scored) = (0.0f64, 0u64);
     let started = Instant::now();
     for chunk in ids.chunks_exact(window) {
-        let each = engine.score(chunk, first)?;
-        nll += each.iter().map(|&x| f64::from(x)).sum::<f64>();
-        scored += each.len() as u64;
-        progress.add(window as u64);
+        nll += if by_decode {
+            decode_nll(&mut engine, chunk, first, &mut progress)?
+        } else {
+            let each = engine.score(chunk, first)?;
+            progress.add(window as u64);
+            each.iter().map(|&x| f64::from(x)).sum::<f64>()
+        };
+        scored += (window - first) as u64;
     }
     progress.finish();
     let perplexity = (nll / scored as f64).exp();
@@ -55,13 +63,41 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
             "windows": windows,
             "window": window,
             "seconds": seconds,
+            "by_decode": by_decode,
             "bytes_read": engine.bytes_read(),
             "peak_rss_bytes": peak_resident()?,
         });
         extend(&mut object, plan_json(&plan));
+        extend(&mut object, system);
         return print_json(&object);
     }
     print_line(&format!(
         "perplexity {perplexity:.4} over {scored} tokens in {windows} windows of {window} ({seconds:.1} s)"
     ))
+}
+
+/// Negative log-likelihoods of the tokens of `window` from `first` on, summed: those before are a prompt, the others
+/// are decoded one by one.
+fn decode_nll(
+    engine: &mut Engine,
+    window: &[u32],
+    first: usize,
+    progress: &mut Progress,
+) -> anyhow::Result<f64> {
+    engine.rewind(0);
+    let mut nll = nll_of(engine.prefill(&window[..first], 0)?, window[first]);
+    progress.add(first as u64);
+    for pair in window[first..].windows(2) {
+        nll += nll_of(engine.decode(pair[0], 0)?, pair[1]);
+        progress.add(1);
+    }
+    progress.add(1);
+    Ok(nll)
+}
+
+/// -ln softmax(logits)\[token\].
+fn nll_of(logits: &[f32], token: u32) -> f64 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
+    sum.ln() - f64::from(logits[token as usize] - largest)
 }

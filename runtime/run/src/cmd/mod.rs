@@ -30,6 +30,8 @@ pub(crate) fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
         "io_buffer_bytes": plan.io_buffers.0,
         "resident_dense_bytes": plan.resident_dense.0,
         "resident_ffn_bytes": plan.resident_ffn.0,
+        "table_bytes": plan.tables.0,
+        "slots": plan.slots,
         "weight_bytes": plan.weights.0,
         "context": plan.context,
         "pass_tokens": plan.pass_tokens,
