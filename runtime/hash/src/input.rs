@@ -7,7 +7,7 @@
 
 use crate::error::{self, HashError};
 use crate::limits::MAX_DIMS;
-use crate::simd::{Ops, Rounding};
+use crate::simd::{Kernels, Ops, Rounding};
 
 /// What a token's feature is multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,16 @@ impl Input {
                 1.0 / (mean + EPSILON).sqrt()
             }
         }
+    }
+
+    /// q of the feature, as integer hyperplanes see it: for training on what will run.
+    ///
+    /// # Panics
+    /// If the feature or `out` has not as many numbers as the input.
+    pub fn rounded(&self, kernels: Kernels, feature: &[f32], out: &mut [i8]) {
+        assert_eq!(feature.len(), self.dims(), "numbers of the feature");
+        assert_eq!(out.len(), self.dims(), "rounded numbers of the feature");
+        self.round(kernels.0, feature, out);
     }
 
     /// q of the feature, in the first elements of `out`.

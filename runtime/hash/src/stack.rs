@@ -181,12 +181,9 @@ impl HashStack {
         assert_eq!(feature.len(), input.dims(), "numbers of the feature");
         let (ops, len, rows) = (self.kernels.0, planes.input_len(), planes.count());
         match &planes.weights {
-            PlaneWeights::Int { bits, weights, bias } => {
-                let q = &mut scratch.rounded[..len];
-                input.round(ops, feature, q);
-                q[feature.len()..].fill(0);
-                let int = IntPlanes { bits: *bits, weights, bias };
-                Planes::project(ops, int, q, &mut scratch.sums[..rows]);
+            PlaneWeights::Int { .. } => {
+                input.round(ops, feature, &mut scratch.rounded);
+                self.project_rounded(scratch);
             }
             PlaneWeights::F32 { weights, bias } => {
                 let z = &mut scratch.centered[..len];
@@ -197,6 +194,29 @@ impl HashStack {
                 sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
             }
         }
+    }
+
+    /// The integer planes' sums of the rounded feature in `scratch`.
+    fn project_rounded(&self, scratch: &mut Scratch) {
+        let planes = &self.tables.planes;
+        let PlaneWeights::Int { bits, weights, bias } = &planes.weights else {
+            panic!("integer planes")
+        };
+        let q = &mut scratch.rounded[..planes.input_len()];
+        q[planes.dims..].fill(0);
+        let int = IntPlanes { bits: *bits, weights, bias };
+        Planes::project(self.kernels.0, int, q, &mut scratch.sums[..planes.count()]);
+    }
+
+    /// The code of a feature that [`crate::Input::rounded`] has rounded: for training and measuring.
+    ///
+    /// # Panics
+    /// As [`HashStack::project`], and if the planes are not of integers.
+    pub fn code_of_rounded<'s>(&self, rounded: &[i8], scratch: &'s mut Scratch) -> &'s [u64] {
+        assert_eq!(rounded.len(), self.tables.input.dims(), "numbers of the feature");
+        scratch.rounded[..rounded.len()].copy_from_slice(rounded);
+        self.project_rounded(scratch);
+        self.encode(scratch)
     }
 
     /// The code of the sums in `scratch`: [`StackTables::code_bits`] signs.

@@ -22,3 +22,4 @@ pub mod recipe;
 pub mod stage;
 pub mod stages;
 pub mod synth;
+pub mod train;
