@@ -2,6 +2,7 @@
 
 use crate::cmd::all::AllArgs;
 use crate::cmd::datasets::DatasetsArgs;
+use crate::cmd::predictor::PredictorArgs;
 use crate::cmd::stages::{ActivationsArgs, MergeArgs, PlacementArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -27,6 +28,7 @@ pub(crate) enum Command {
     Prompts(StageArgs),
     Activations(ActivationsArgs),
     Placement(PlacementArgs),
+    Predictor(PredictorArgs),
     Merge(MergeArgs),
     /// Tells how far each stage has come
     Status(StageArgs),

@@ -9,6 +9,7 @@ use crate::recipe::Recipe;
 use crate::stage::{Outcome, Stage, State};
 use crate::stages::activations::{Activations, ActivationsStage};
 use crate::stages::placement::{Placement, PlacementStage};
+use crate::stages::predictor::PredictorStage;
 use crate::stages::prompts::{Prompts, Windows};
 use crate::stages::source::{self, Source};
 use ls_bundle::Bundle;
@@ -140,6 +141,20 @@ impl Chain {
         Ok(PackedBundle { key, outcome: Outcome::Made, bytes: packed.bundle_bytes })
     }
 
+    /// `60-predictor` after these activations: of single neurons, or of a placement's blocks; the paper's `literal`
+    /// stack, or ours.
+    #[must_use]
+    pub fn predictor<'a>(
+        &self,
+        activations: &'a Activations,
+        placement: Option<&'a Placement>,
+        literal: bool,
+    ) -> PredictorStage<'a> {
+        let recipe = if literal { &self.recipe.literal } else { &self.recipe.predictor };
+        let seed = self.recipe.stage_seed(PredictorStage::NAME);
+        PredictorStage::new(activations, placement, recipe, seed)
+    }
+
     /// All stages in order. Makes nothing.
     pub fn links(&self) -> Result<Vec<Link>> {
         let store = &self.source.store;
@@ -179,6 +194,14 @@ impl Chain {
                 Link { stage: PlacementStage::NAME, key, state }
             }
             None => self.unknown(PlacementStage::NAME)?,
+        });
+        links.push(match &activations {
+            Some(activations) => {
+                let stage = self.predictor(activations, None, false);
+                let (key, state) = (Some(stage.key()), store.state(&stage)?);
+                Link { stage: PredictorStage::NAME, key, state }
+            }
+            None => self.unknown(PredictorStage::NAME)?,
         });
         Ok(links)
     }

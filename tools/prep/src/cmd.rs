@@ -2,6 +2,7 @@
 
 pub(crate) mod all;
 pub(crate) mod datasets;
+pub(crate) mod predictor;
 pub(crate) mod stages;
 pub(crate) mod synth;
 

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Command::Prompts(args) => cmd::stages::prompts(&args),
         Command::Activations(args) => cmd::stages::activations(&args),
         Command::Placement(args) => cmd::stages::placement(&args),
+        Command::Predictor(args) => cmd::predictor::predictor(&args),
         Command::Merge(args) => cmd::stages::merge_parts(&args),
         Command::Status(args) => cmd::stages::status(&args),
         Command::Recipe(args) => cmd::stages::recipe(&args),

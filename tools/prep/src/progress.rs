@@ -11,6 +11,8 @@ pub enum Phase {
     Forward,
     /// Measuring orders of neurons; counted in layers.
     Placement,
+    /// Training predictors; counted in layers.
+    Predictor,
 }
 
 /// Told how the work goes on.

@@ -6,6 +6,7 @@
 
 use crate::error::{PrepError, Result};
 use crate::key::stage_seed;
+use crate::train::Loss;
 use ls_bundle::model::{Architecture, DType};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -40,6 +41,7 @@ pub struct Recipe {
     pub placement: Placement,
     pub projection: Projection,
     pub predictor: Predictor,
+    pub literal: Predictor,
     pub mlp: Mlp,
     pub base: Base,
     pub reuse: Reuse,
@@ -64,10 +66,11 @@ section! { /// `[activations]`.
 Activations { chunk_tokens: u32, stages: u32, staged_share: f64, stage_every: u32, check_tokens: u64, } }
 section! { /// `[projection]`.
 Projection { share: f64, whiten: bool, } }
-section! { /// `[predictor]`.
+section! { /// `[predictor]`, and `[literal]`, which is the paper's.
 Predictor {
-    layers: u32, tau: u32, width: u32, stacks: u32, epochs: u32, batch: u32, learning_rate: f64,
-    temperature: [f64; 2], target_share: f64, mixture: Vec<u32>, free_signals: bool, moving_average: f64,
+    layers: u32, tau: u32, width: u32, stacks: u32, plane_bits: u32, levels: bool, loss: Loss, epochs: u32,
+    batch: u32, learning_rate: f64, temperature: [f64; 2], target_share: f64, mixture: Vec<u32>,
+    free_signals: bool, moving_average: f64, slow_average: f64, holdout_every: u32,
 } }
 section! { /// `[mlp]`.
 Mlp {
@@ -197,9 +200,10 @@ impl Recipe {
             ("activations.stage_every", activations.stage_every.into(), 1, 1 << 20),
             ("placement.block_neurons", placement.block_neurons.unwrap_or(1).into(), 1, 4096),
             ("placement.holdout_every", placement.holdout_every.into(), 2, 1 << 20),
-            ("predictor.layers", predictor.layers.into(), 1, 64),
-            ("predictor.tau", predictor.tau.into(), 1, 16),
+            ("predictor.layers", predictor.layers.into(), 1, 8),
+            ("predictor.tau", predictor.tau.into(), 1, 4096),
             ("predictor.stacks", predictor.stacks.into(), 1, 4096),
+            ("predictor.holdout_every", predictor.holdout_every.into(), 2, 1 << 20),
             ("base.gate_bits", base.gate_bits.into(), 0, 8),
             ("base.up_bits", base.up_bits.into(), 0, 8),
             ("base.down_bits", base.down_bits.into(), 0, 8),
@@ -273,8 +277,8 @@ mod tests {
     #[test]
     fn the_full_recipe_has_the_papers_defaults() {
         let recipe = Recipe::load("full").unwrap();
-        let predictor = &recipe.predictor;
-        assert_eq!((predictor.layers, predictor.tau, predictor.width), (5, 8, 256));
+        let literal = &recipe.literal;
+        assert_eq!((literal.layers, literal.tau, literal.width, literal.stacks), (5, 8, 256, 1));
         assert_eq!((recipe.reuse.layers, recipe.reuse.tau, recipe.reuse.width), (5, 8, 256));
         assert_eq!((recipe.lut.intervals, recipe.lut.samples), (16, 20));
         assert_eq!(recipe.projection.share, 0.30);
@@ -301,7 +305,7 @@ mod tests {
             ("extends = \"fool\"\n", "fool"),
             ("extends = 3\n", "extends"),
             ("name = \"bare\"\n", "missing field"),
-            ("extends = \"full\"\n[predictor]\ntau = 80\n", "predictor.tau is 80"),
+            ("extends = \"full\"\n[predictor]\ntau = 8000\n", "predictor.tau is 8000"),
             ("extends = \"full\"\n[projection]\nshare = 0.0\n", "projection.share is 0"),
             ("extends = \"full\"\n[placement]\nmethod = \"magic\"\n", "magic"),
             ("extends = \"full\"\n[predictor]\ntau = \"8\"\n", "tau"),

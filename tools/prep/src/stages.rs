@@ -2,5 +2,6 @@
 
 pub mod activations;
 pub mod placement;
+pub mod predictor;
 pub mod prompts;
 pub mod source;

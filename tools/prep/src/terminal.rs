@@ -29,6 +29,7 @@ impl Progress for TerminalProgress {
             Phase::Pack => ("packing", "bytes"),
             Phase::Forward => ("forward", "tokens"),
             Phase::Placement => ("placement", "layers"),
+            Phase::Predictor => ("predictor", "layers"),
         };
         let template = match unit {
             "bytes" => {

@@ -97,7 +97,7 @@ pub(crate) struct RecipeArgs {
     recipe: String,
 }
 
-fn parse_range(text: &str) -> std::result::Result<Range<u32>, String> {
+pub(crate) fn parse_range(text: &str) -> std::result::Result<Range<u32>, String> {
     let parsed = text.split_once("..").and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
     match parsed {
         Some(range) if !range.is_empty() => Ok(range),
@@ -223,7 +223,7 @@ pub(crate) fn merge_parts(args: &MergeArgs) -> Result<()> {
     report(args.json, &artifact, Outcome::Made, start.elapsed(), &text, details)
 }
 
-fn report(
+pub(crate) fn report(
     as_json: bool,
     artifact: &Artifact,
     outcome: Outcome,

@@ -13,8 +13,9 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 /// Z of Eq. 12, transposed: tau x 2^tau, all patterns of signs in counting order, the first sign the most significant.
 pub fn patterns(tau: usize) -> Result<Tensor> {
     let rows = 1usize << tau;
-    let sign =
-        |place: usize| if place % rows >> (tau - 1 - place / rows) & 1 == 1 { 1f32 } else { -1.0 };
+    let sign = |place: usize| {
+        if (place % rows) >> (tau - 1 - place / rows) & 1 == 1 { 1f32 } else { -1.0 }
+    };
     Tensor::from_vec((0..tau * rows).map(sign).collect::<Vec<_>>(), (tau, rows), &Device::Cpu)
 }
 

@@ -2,13 +2,13 @@
 
 use super::features::Features;
 use super::loss::BlockTargets;
-use super::stack::{HeadShape, Model};
+use super::stack::{HeadShape, Model, Shape};
 use crate::error::{PrepError, Result};
 use crate::train::fault;
 use candle_core::Tensor;
 use ls_hash::{
-    BinaryHash, BlockCode, BlockHead, Head, Planes, Quantiles, SignalTables, StackTables, Table,
-    bits,
+    BinaryHash, BlockCode, BlockHead, Head, Input, Planes, Quantiles, Scaling, SignalTables,
+    StackTables, Table, bits,
 };
 
 /// The largest factor of a score: 11 bits, which leave room for sums.
@@ -155,6 +155,58 @@ impl Model {
             unit,
             signals,
         })
+    }
+}
+
+impl Shape {
+    /// Tables of this shape that hold nothing: their sizes are what training's would be.
+    #[must_use]
+    pub fn blank(&self, signals: bool) -> StackTables {
+        let (rows, between, code) = (self.rows(), self.stacks * self.width, self.code_bits());
+        let head = match self.head {
+            HeadShape::Index => Head::Class(vec![0; 1 << self.tau]),
+            HeadShape::Blocks { blocks, levels } => Head::Blocks(BlockHead {
+                bits: code,
+                code: if levels { BlockCode::Levels(vec![0.0; code]) } else { BlockCode::Signs },
+                signs: BlockHead::interleave(&vec![0; blocks * bits::words(code)], code),
+                scales: vec![0; blocks],
+                biases: vec![0; blocks],
+                shift: 0,
+                unit: 1.0,
+                signals: signals.then(|| SignalTables {
+                    fast_rate: 0,
+                    slow_rate: 0,
+                    fast_weight: 0,
+                    slow_weight: 0,
+                    previous_weight: 0,
+                    initial: vec![0; blocks],
+                }),
+            }),
+        };
+        let table = || Table {
+            width: self.width,
+            rows: vec![0; (self.stacks << self.tau) * self.width / 8],
+        };
+        let hash = || BinaryHash {
+            inputs: between,
+            rows: vec![0; rows * bits::words(between)],
+            bias: vec![0; rows],
+        };
+        let zeros = vec![0.0; self.dims];
+        StackTables {
+            input: Input { scaling: Scaling::Rms, center: zeros.clone(), gain: zeros },
+            stacks: self.stacks,
+            tau: self.tau,
+            planes: Planes::from_rounded(
+                self.dims,
+                &vec![0.0; rows * self.dims],
+                &vec![0.0; rows],
+                self.plane_bits,
+            ),
+            hashes: (1..self.layers).map(|_| hash()).collect(),
+            tables: (0..self.tables()).map(|_| table()).collect(),
+            head,
+        }
     }
 }
 

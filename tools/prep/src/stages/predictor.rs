@@ -1,0 +1,297 @@
+//! `60-predictor`: one stack of learnable hashes a layer (paper section 3.3) that tells which blocks of neurons a token
+//! will use, trained on the recorded activations.
+//!
+//! The layer's predictor is asked while the FFN before it still works: with the residual entering that one (stale),
+//! with the residual after j of its stages, and at last with the layer's own input. One set of tables serves all of
+//! these; it is trained on the recipe's mixture. The score may use free signals of past activity (`ls_hash::Signals`).
+//!
+//! The paper's stack (one stack, 5 layers, tau 8, d 256) can tell apart 2^8 inputs. What measured better is one layer of
+//! hyperplanes whose code the head reads without a table, as signs or as levels; both are recipes of this one stage.
+//!
+//! A layer's unit has two records: 0 is JSON ([`LayerPredictor`]: figures on held-out windows, sizes), 1 the tables in
+//! the wire form of `ls-hash`.
+
+pub(crate) mod samples;
+
+use crate::artifact::{Artifact, Input, RecordId};
+use crate::error::{PrepError, Result};
+use crate::journal::Journal;
+use crate::key::Key;
+use crate::predictors::{Ema, Frequency, Grouping, Measured, PackedScorer, Scorer, measure};
+use crate::progress::{Phase, Progress};
+use crate::recipe;
+use crate::stage::{Stage, each_layer};
+use crate::stages::activations::Activations;
+use crate::stages::placement::{Placement, PlacementStage};
+use crate::train::{BlockTargets, HeadShape, Memory, Model, Options, Shape, fault, fit};
+use ls_hash::{PlaneBits, StackTables};
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use samples::{Context, LayerSamples, Sampling, held_out};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Hidden size and neurons of the shape that sizes are compared at.
+pub const COMPARED_SHAPE: [usize; 2] = [4096, 14336];
+
+/// The stage.
+#[derive(Debug)]
+pub struct PredictorStage<'a> {
+    activations: &'a Activations,
+    placement: Option<&'a Placement>,
+    params: Params,
+}
+
+/// What tables depend on besides their inputs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Params {
+    /// The recipe's section.
+    pub recipe: recipe::Predictor,
+    /// Of every layer's randomness, which adds its number.
+    pub seed: u64,
+}
+
+/// What is known of a layer's predictor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerPredictor {
+    /// The tables.
+    pub hash: Measured,
+    /// What costs nothing: the mean share of importance as a score.
+    pub frequency: Measured,
+    /// A moving average of past activity and the frequency.
+    pub ema: Measured,
+    /// Bytes of the tables, and of the memory of past activity.
+    pub bytes: u64,
+    /// The same at [`COMPARED_SHAPE`], with as many neurons a block.
+    pub compared_bytes: u64,
+    /// Mean loss of each pass over the samples.
+    pub losses: Vec<f64>,
+    /// Weights of the fast mean, the slow mean and the last token.
+    pub weights: Option<[f32; 3]>,
+    /// The tables.
+    #[serde(skip)]
+    pub tables: Vec<u8>,
+}
+
+impl<'a> PredictorStage<'a> {
+    /// Predictors after `activations`, as `recipe` says, which is a section of a recipe with this `seed`. With
+    /// `placement` they score its blocks, without it single neurons.
+    #[must_use]
+    pub fn new(
+        activations: &'a Activations,
+        placement: Option<&'a Placement>,
+        recipe: &recipe::Predictor,
+        seed: u64,
+    ) -> Self {
+        PredictorStage { activations, placement, params: Params { recipe: recipe.clone(), seed } }
+    }
+
+    fn layer(&self, layer: u32) -> Result<LayerPredictor> {
+        let recipe = &self.params.recipe;
+        let grouping = grouping(self.activations, self.placement, layer)?;
+        let keeps = [recipe.moving_average, recipe.slow_average];
+        let sampling = Sampling {
+            context: Context::Mixture(&recipe.mixture),
+            holdout_every: recipe.holdout_every,
+            active_share: recipe.target_share,
+            keeps,
+        };
+        let mut samples = LayerSamples::read(self.activations, layer, &grouping, sampling)?;
+        let past = recipe.free_signals.then(|| std::mem::take(&mut samples.past));
+        let codes = std::mem::take(&mut samples.codes);
+        let targets =
+            BlockTargets::new(samples.blocks, codes, past, recipe.target_share, recipe.loss)
+                .map_err(fault)?;
+        let shape = shape(recipe, samples.features.dims(), samples.blocks)?;
+        let mut draw =
+            Xoshiro256PlusPlus::seed_from_u64(self.params.seed.wrapping_add(layer.into()));
+        let prior = targets.prior();
+        let model = Model::new(shape, &prior, &mut draw).map_err(fault)?;
+        let options = Options {
+            epochs: recipe.epochs,
+            batch: recipe.batch,
+            learning_rate: recipe.learning_rate,
+            temperature: recipe.temperature,
+        };
+        let losses =
+            fit(&model, &samples.features, &targets, &options, &mut draw).map_err(fault)?;
+        let rates = keeps.map(|keep| 1.0 - keep);
+        let memory = Memory { rates, initial: samples.frequency.clone() };
+        let memory = recipe.free_signals.then_some(&memory);
+        let tables = model.pack_blocks(&samples.features, &targets, memory)?;
+        let weights = targets.weights().map_err(fault)?;
+        drop(samples.features);
+        self.judge(
+            layer,
+            &grouping,
+            tables,
+            LayerPredictor { losses, weights, ..Default::default() },
+            prior,
+            samples.frequency,
+        )
+    }
+
+    /// Measures a layer's tables on the windows that it did not learn from, and what costs nothing beside them.
+    fn judge(
+        &self,
+        layer: u32,
+        grouping: &Grouping,
+        tables: StackTables,
+        found: LayerPredictor,
+        prior: Vec<f32>,
+        frequency: Vec<f32>,
+    ) -> Result<LayerPredictor> {
+        let recipe = &self.params.recipe;
+        fn ask<S: Scorer + Clone + Sync>(
+            (activations, layer, grouping, every): (&Activations, u32, &Grouping, u32),
+            scorer: &S,
+        ) -> Result<Measured> {
+            let held_out = |window| held_out(window, every);
+            measure(activations, layer, grouping, held_out, || scorer.clone())
+        }
+        let what = (self.activations, layer, grouping, recipe.holdout_every);
+        let wire = tables.to_bytes().map_err(PrepError::unsupported)?;
+        let blocks = COMPARED_SHAPE[1].div_ceil(grouping.block_neurons as usize);
+        let compared_bytes = bytes_at(recipe, COMPARED_SHAPE[0], blocks)?;
+        let bytes = resident_bytes(&tables);
+        let packed = PackedScorer::new(tables)?;
+        let ema = Ema::new(frequency, recipe.moving_average as f32);
+        Ok(LayerPredictor {
+            hash: ask(what, &packed)?,
+            frequency: ask(what, &Frequency { shares: prior })?,
+            ema: ask(what, &ema)?,
+            bytes,
+            compared_bytes,
+            tables: wire,
+            ..found
+        })
+    }
+}
+
+/// The blocks of a layer.
+pub(crate) fn grouping(
+    activations: &Activations,
+    placement: Option<&Placement>,
+    layer: u32,
+) -> Result<Grouping> {
+    let Some(placement) = placement else {
+        return Ok(Grouping::single(activations.params().neurons));
+    };
+    let Some(found) = placement.layers.get(layer as usize) else {
+        let problem = format!("the placement has no layer {layer}");
+        return Err(PrepError::incomplete("40-placement", problem));
+    };
+    Ok(Grouping { block_neurons: placement.block_neurons, order: found.order.clone() })
+}
+
+fn shape(recipe: &recipe::Predictor, dims: usize, blocks: usize) -> Result<Shape> {
+    let plane_bits = match recipe.plane_bits {
+        2 => PlaneBits::Two,
+        4 => PlaneBits::Four,
+        _ => PlaneBits::Eight,
+    };
+    let head = HeadShape::Blocks { blocks, levels: recipe.levels };
+    let (layers, stacks, tau, width) = (
+        recipe.layers as usize,
+        recipe.stacks as usize,
+        recipe.tau as usize,
+        recipe.width as usize,
+    );
+    let shape = Shape { dims, layers, stacks, tau, width, plane_bits, head };
+    shape.check().map_err(|problem| PrepError::usage(format!("[predictor]: {problem}")))?;
+    Ok(shape)
+}
+
+/// Bytes that stay in memory for a layer: tables, and the memory of past activity.
+fn resident_bytes(tables: &StackTables) -> u64 {
+    let ls_hash::Head::Blocks(head) = &tables.head else { return tables.bytes() as u64 };
+    // Two means and an offset of 16 bits, and a byte for the last token.
+    let memory = if head.signals.is_some() { 7 * head.blocks() } else { 2 * head.blocks() };
+    (tables.bytes() + memory) as u64
+}
+
+/// Resident bytes that a recipe's tables would have for features of `dims` numbers and so many blocks.
+pub fn bytes_at(recipe: &recipe::Predictor, dims: usize, blocks: usize) -> Result<u64> {
+    let shape = shape(recipe, dims, blocks)?;
+    Ok(resident_bytes(&shape.blank(recipe.free_signals)))
+}
+
+impl Stage for PredictorStage<'_> {
+    const NAME: &'static str = "60-predictor";
+    const SCHEMA: u32 = 1;
+    type Params = Params;
+
+    fn params(&self) -> Params {
+        self.params.clone()
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        inputs(self.activations, self.placement)
+    }
+
+    fn units(&self) -> u32 {
+        self.activations.params().layers
+    }
+
+    fn records(&self, layers: Range<u32>) -> u64 {
+        2 * layers.len() as u64
+    }
+
+    fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
+        each_layer(journal, progress, Phase::Predictor, 2, |layer| {
+            let found = self.layer(layer)?;
+            Ok(vec![serde_json::to_vec(&found).expect("plain data"), found.tables])
+        })
+    }
+}
+
+/// What predictors are learned from.
+pub(crate) fn inputs(activations: &Activations, placement: Option<&Placement>) -> Vec<Input> {
+    let description = activations.artifact().description();
+    let mut inputs = vec![Input { name: description.stage.clone(), key: description.key }];
+    if let Some(placement) = placement {
+        inputs.push(Input { name: PlacementStage::NAME.to_owned(), key: placement.key });
+    }
+    inputs
+}
+
+/// The predictors of a finished stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Predictors {
+    /// Key of the artifact.
+    pub key: Key,
+    /// The first layer held.
+    pub first_layer: u32,
+    /// The layers that the artifact holds, in order.
+    pub layers: Vec<LayerPredictor>,
+}
+
+impl Predictors {
+    /// Reads the artifact of [`PredictorStage`], whole or a share of layers.
+    pub fn read(artifact: &Artifact) -> Result<Predictors> {
+        let description = artifact.description();
+        if description.stage != PredictorStage::NAME {
+            return Err(artifact.fault(format!("is {}", description.stage)));
+        }
+        let layer = |layer| {
+            let text = artifact.read(RecordId::new(layer, 0))?;
+            let mut found: LayerPredictor =
+                serde_json::from_slice(&text).map_err(|problem| artifact.fault(problem))?;
+            found.tables = artifact.read(RecordId::new(layer, 1))?;
+            found.stack().map_err(|problem| artifact.fault(format!("layer {layer}: {problem}")))?;
+            Ok(found)
+        };
+        Ok(Predictors {
+            key: artifact.key(),
+            first_layer: description.range.0,
+            layers: description.units_held().map(layer).collect::<Result<_>>()?,
+        })
+    }
+}
+
+impl LayerPredictor {
+    /// The tables, parsed.
+    pub fn stack(&self) -> Result<StackTables> {
+        StackTables::from_bytes(&self.tables).map_err(PrepError::unsupported)
+    }
+}
