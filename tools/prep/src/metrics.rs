@@ -43,9 +43,15 @@ pub struct Meter {
 /// Blocks in descending order of `scores`; equal ones in their own order.
 #[must_use]
 pub fn order_of(scores: &[f32]) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-    order.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize]));
-    order
+    // Numbers that ascend as the scores descend: all bits of positive ones flipped but the sign, none of negative ones.
+    let key = |(block, score): (u64, &f32)| {
+        let bits = (score + 0.0).to_bits();
+        let descending = if bits >> 31 == 0 { !bits & 0x7fff_ffff } else { bits };
+        u64::from(descending) << 32 | block
+    };
+    let mut keys: Vec<u64> = (0..).zip(scores).map(key).collect();
+    keys.sort_unstable();
+    keys.into_iter().map(|key| key as u32).collect()
 }
 
 fn share_of(blocks: usize, share: f64) -> usize {
@@ -162,5 +168,6 @@ mod tests {
     #[test]
     fn equal_scores_keep_their_order() {
         assert_eq!(order_of(&[1.0, 3.0, 1.0, 3.0]), [1, 3, 0, 2]);
+        assert_eq!(order_of(&[-1.0, 0.0, -0.0, -3.0, 0.5]), [4, 1, 2, 0, 3]);
     }
 }

@@ -21,6 +21,8 @@ use serde::{Deserialize, Serialize};
 
 /// One layer's predictor.
 pub trait Scorer: Send {
+    /// Whether scores depend on the residual.
+    const LOOKS: bool = true;
     /// A new text begins: forgets past activity.
     fn restart(&mut self) {}
     /// Scores of all blocks for a residual, larger for likelier.
@@ -156,6 +158,9 @@ pub fn measure<S: Scorer>(
             all.steps.iter_mut().zip(&found.steps).for_each(|(step, found)| step.join(found));
         }
     }
+    if !S::LOOKS {
+        all.stale = all.full.clone();
+    }
     let measured = Measured {
         block: grouping.block_neurons,
         stale: all.stale.figures(),
@@ -168,12 +173,12 @@ pub fn measure<S: Scorer>(
     Ok(measured)
 }
 
-fn measure_window(
+fn measure_window<S: Scorer>(
     (own, before): &(Chunk, Option<Chunk>),
     stages: u32,
     tokens: impl Iterator<Item = usize>,
     grouping: &Grouping,
-    scorer: &mut impl Scorer,
+    scorer: &mut S,
 ) -> Meters {
     let blocks = grouping.blocks();
     let mut meters =
@@ -191,7 +196,7 @@ fn measure_window(
             meter.add(&oracle, &order_of(&scores));
         };
         ask(own.input(token), &mut meters.full);
-        if let Some(before) = before {
+        if let (Some(before), true) = (before, S::LOOKS) {
             ask(before.input(token), &mut meters.stale);
             if let Ok(index) = staged.binary_search(&token) {
                 ask(before.input(token), &mut meters.steps[0]);

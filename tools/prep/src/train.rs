@@ -9,11 +9,13 @@
 //! Sums over a batch are spread over threads by output, not by summand: the same seed gives the same tables on any
 //! number of threads.
 
+mod adam;
 pub mod features;
 pub mod fit;
 pub mod lookup;
 pub mod loss;
 pub mod pack;
+mod product;
 pub mod sign;
 pub mod stack;
 pub mod tasks;

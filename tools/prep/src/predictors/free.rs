@@ -10,6 +10,8 @@ pub struct Frequency {
 }
 
 impl Scorer for Frequency {
+    const LOOKS: bool = false;
+
     fn scores(&mut self, _: &[f32], scores: &mut [f32]) {
         scores.copy_from_slice(&self.shares);
     }
@@ -32,6 +34,8 @@ impl Ema {
 }
 
 impl Scorer for Ema {
+    const LOOKS: bool = false;
+
     fn restart(&mut self) {
         self.mean.copy_from_slice(&self.frequency);
     }

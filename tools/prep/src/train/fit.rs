@@ -1,12 +1,12 @@
 //! [`fit`]: the training loop. Adam, a learning rate that rises for a few steps and falls along a cosine, samples in a
 //! new order each pass.
 
+use super::adam::Adam;
 use super::features::Features;
 use super::lookup::Relaxation;
 use super::loss::Objective;
 use super::stack::Model;
 use candle_core::{Device, Result, Tensor};
-use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -57,8 +57,7 @@ pub(crate) fn descend(
 ) -> Result<Vec<f64>> {
     let samples = features.samples();
     vars.extend(objective.vars());
-    let adam = ParamsAdamW { lr: 0.0, weight_decay: 0.0, beta2: 0.99, ..Default::default() };
-    let mut adam = AdamW::new(vars, adam)?;
+    let mut adam = Adam::new(vars);
     let batch = (options.batch as usize).clamp(1, samples);
     let steps = samples.div_ceil(batch) * options.epochs as usize;
     let mut order: Vec<u32> = (0..samples as u32).collect();
@@ -70,12 +69,11 @@ pub(crate) fn descend(
             let done = (step as f64 + 0.5) / steps as f64;
             let [first, last] = options.temperature;
             let temperature = first * (last / first).powf(done);
-            adam.set_learning_rate(options.learning_rate * rate(done));
             let rows = features.draw(chosen, draw);
             let rows = Tensor::from_vec(rows, (chosen.len(), features.dims()), &Device::Cpu)?;
             let outputs = forward(&rows, &mut Relaxation { temperature, noise: draw })?;
             let loss = objective.loss(&outputs, chosen)?;
-            adam.backward_step(&loss)?;
+            adam.step(&loss.backward()?, options.learning_rate * rate(done))?;
             total += f64::from(loss.to_vec0::<f32>()?) * chosen.len() as f64;
             step += 1;
         }

@@ -118,8 +118,7 @@ impl Model {
         memory: Option<&Memory>,
     ) -> candle_core::Result<BlockHead> {
         let head = self.head.as_ref().expect("a model that scores blocks");
-        let (signs, scales) = self.block_signs(head)?;
-        let (scales, biases) = (floats(&scales)?, floats(&head.biases)?);
+        let (signs, scales, biases) = self.block_parts(head)?;
         let weights = if memory.is_some() { targets.weights()? } else { None };
         // A bias for all blocks changes no order; without it the others are smaller.
         let mean = biases.iter().sum::<f32>() / biases.len() as f32;

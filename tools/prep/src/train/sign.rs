@@ -3,7 +3,7 @@
 //! Forward gives what the tables will hold; backward multiplies the gradient with the slope of the line that the step
 //! approximates, within the range in which the step still changes anything, and with zero outside (Bengio et al.).
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use ls_hash::{MAX_LEVEL, PlaneBits};
 use rayon::prelude::*;
 
@@ -35,7 +35,7 @@ pub fn grid(bits: PlaneBits) -> f32 {
 }
 
 impl Step {
-    fn value(self, x: f32) -> f32 {
+    pub(super) fn value(self, x: f32) -> f32 {
         match self {
             Step::Sign => {
                 if x >= 0.0 {
@@ -60,7 +60,7 @@ impl Step {
         }
     }
 
-    fn slope(self, x: f32) -> f32 {
+    pub(super) fn slope(self, x: f32) -> f32 {
         let (slope, limit) = match self {
             Step::Sign => (1.0, 1.0),
             Step::Integer(scale) => (scale, f32::INFINITY),
@@ -77,6 +77,17 @@ impl Step {
         if x.abs() <= limit { slope } else { 0.0 }
     }
 
+    /// The step of every element.
+    pub(super) fn values(self, x: &[f32]) -> Vec<f32> {
+        x.par_iter().with_min_len(GRAIN).map(|&x| self.value(x)).collect()
+    }
+
+    /// Turns derivatives by the step of `x` into those by `x`.
+    pub(super) fn chain(self, x: &[f32], gradients: &mut [f32]) {
+        let pairs = gradients.par_iter_mut().zip(x).with_min_len(GRAIN);
+        pairs.for_each(|(gradient, &x)| *gradient *= self.slope(x));
+    }
+
     /// Applies the step to every element of a contiguous tensor of f32.
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
         x.apply_op1(self)
@@ -84,7 +95,7 @@ impl Step {
 }
 
 /// The elements of a contiguous tensor of f32.
-fn elements<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+pub(super) fn elements<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         candle_core::bail!("a step wants contiguous elements")
     };
@@ -97,42 +108,21 @@ impl CustomOp1 for Step {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = elements(storage, layout)?;
-        let out = x.par_iter().with_min_len(GRAIN).map(|&x| self.value(x)).collect();
+        let out = self.values(elements(storage, layout)?);
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 
     fn bwd(&self, arg: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(gradient.contiguous()?.apply_op2_no_bwd(arg, &Slope(*self))?))
-    }
-}
-
-/// Gradient times slope.
-struct Slope(Step);
-
-impl CustomOp2 for Slope {
-    fn name(&self) -> &'static str {
-        "slope"
-    }
-
-    fn cpu_fwd(
-        &self,
-        gradient: &CpuStorage,
-        gradient_layout: &Layout,
-        x: &CpuStorage,
-        x_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (gradient, x) = (elements(gradient, gradient_layout)?, elements(x, x_layout)?);
-        let pairs = gradient.par_iter().zip(x).with_min_len(GRAIN);
-        let out = pairs.map(|(g, &x)| g * self.0.slope(x)).collect();
-        Ok((CpuStorage::F32(out), gradient_layout.shape().clone()))
+        let mut gradients = gradient.flatten_all()?.to_vec1()?;
+        self.chain(&arg.flatten_all()?.to_vec1::<f32>()?, &mut gradients);
+        Ok(Some(Tensor::from_vec(gradients, arg.shape(), &Device::Cpu)?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::{Device, Var};
+    use candle_core::Var;
 
     fn both(step: Step, x: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let x = Var::from_slice(x, x.len(), &Device::Cpu).unwrap();

@@ -6,6 +6,7 @@
 
 use super::features::Features;
 use super::lookup::{Relaxation, look_up};
+use super::product::{Leveling, Project, Scoring, check_width};
 use super::sign::{Step, grid};
 use candle_core::{Device, Result, Tensor, Var};
 use ls_hash::{MAX_LEVEL, PlaneBits};
@@ -117,10 +118,8 @@ pub(super) struct BlockVars {
     gains: Option<Var>,
     /// blocks x code.
     signs: Var,
-    /// Around 1; blocks x 1.
-    scales: Var,
-    /// blocks.
-    pub(super) biases: Var,
+    /// Scales, around 1, and biases; 2 x blocks.
+    factors: Var,
 }
 
 fn normal(draw: &mut Xoshiro256PlusPlus) -> f32 {
@@ -149,8 +148,10 @@ impl Model {
             HeadShape::Blocks { blocks, levels } => Some(BlockVars {
                 gains: if levels { Some(Var::from_tensor(&ones(code)?)?) } else { None },
                 signs: random((blocks, code), SIGN_DEVIATION, draw)?,
-                scales: Var::from_tensor(&ones(blocks)?.unsqueeze(1)?)?,
-                biases: Var::from_slice(biases, blocks, &Device::Cpu)?,
+                factors: {
+                    let both = [&vec![1.0; blocks], biases].concat();
+                    Var::from_vec(both, (2, blocks), &Device::Cpu)?
+                },
             }),
         };
         Ok(Model {
@@ -179,7 +180,7 @@ impl Model {
         let mut vars = vec![self.planes.clone(), self.plane_bias.clone()];
         vars.extend(self.hashes.iter().chain(&self.tables).cloned());
         if let Some(head) = &self.head {
-            vars.extend([&head.signs, &head.scales, &head.biases].map(Var::clone));
+            vars.extend([&head.signs, &head.factors].map(Var::clone));
             vars.extend(head.gains.clone());
         }
         vars
@@ -217,11 +218,19 @@ impl Model {
         gains.map(|gains| gains.affine(unit, 0.0)).transpose()
     }
 
-    /// The blocks' signs (blocks x code) and the factors of their products with the code (blocks x 1).
-    pub(super) fn block_signs(&self, head: &BlockVars) -> Result<(Tensor, Tensor)> {
+    /// Scales and biases of the blocks, 2 x blocks.
+    fn factors(&self, head: &BlockVars) -> Result<Tensor> {
         let typical = if head.gains.is_some() { f32::from(MAX_LEVEL) / LEVEL_RANGE } else { 1.0 };
         let unit = 1.0 / (typical * (self.shape.code_bits() as f32).sqrt());
-        Ok((Step::Sign.apply(&head.signs)?, head.scales.affine(f64::from(unit), 0.0)?))
+        let units = Tensor::from_slice(&[unit, 1.0], (2, 1), &Device::Cpu)?;
+        head.factors.broadcast_mul(&units)
+    }
+
+    /// The blocks' signs (blocks x code), the scales of their products with the code, and the biases.
+    pub(super) fn block_parts(&self, head: &BlockVars) -> Result<(Tensor, Vec<f32>, Vec<f32>)> {
+        let factors = self.factors(head)?.to_vec2()?;
+        let [scales, biases] = factors.try_into().expect("two rows");
+        Ok((Step::Sign.apply(&head.signs)?, scales, biases))
     }
 
     /// The last layer's code (batch x code: signs or levels), or the margins behind the last index (batch x tau), for
@@ -231,10 +240,15 @@ impl Model {
         features: &Tensor,
         mut relaxation: Option<&mut Relaxation<'_>>,
     ) -> Result<Tensor> {
-        let sums = features.matmul(&self.plane_weights()?.t()?)?;
-        let sums = sums.broadcast_add(&self.plane_biases()?)?;
+        check_width(features, self.shape.dims)?;
+        let project = Project {
+            features: features.clone(),
+            weight: Step::Weight(self.shape.plane_bits),
+            bias: Step::Integer(self.spread()),
+        };
+        let sums = self.planes.apply_op2(&self.plane_bias, project)?;
         if let Some(gains) = self.level_gains()? {
-            return Step::Level.apply(&sums.broadcast_mul(&gains)?);
+            return sums.apply_op2(&gains, Leveling);
         }
         let mut margins = sums.affine(f64::from(1.0 / self.spread()), 0.0)?;
         let between = (self.shape.stacks * self.shape.width) as f64;
@@ -259,7 +273,6 @@ impl Model {
     ) -> Result<Tensor> {
         let code = self.code(features, relaxation)?;
         let Some(head) = &self.head else { return Ok(code) };
-        let (signs, scales) = self.block_signs(head)?;
-        code.matmul(&signs.broadcast_mul(&scales)?.t()?)?.broadcast_add(&head.biases)
+        code.apply_op3(&head.signs, &self.factors(head)?, Scoring)
     }
 }
