@@ -2,7 +2,7 @@
 
 use crate::cmd::all::AllArgs;
 use crate::cmd::datasets::DatasetsArgs;
-use crate::cmd::predictor::PredictorArgs;
+use crate::cmd::predictor::{MlpArgs, PredictorArgs};
 use crate::cmd::stages::{ActivationsArgs, MergeArgs, PlacementArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -29,6 +29,7 @@ pub(crate) enum Command {
     Activations(ActivationsArgs),
     Placement(PlacementArgs),
     Predictor(PredictorArgs),
+    Mlp(MlpArgs),
     Merge(MergeArgs),
     /// Tells how far each stage has come
     Status(StageArgs),

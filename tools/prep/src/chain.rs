@@ -8,6 +8,7 @@ use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::stage::{Outcome, Stage, State};
 use crate::stages::activations::{Activations, ActivationsStage};
+use crate::stages::mlp::MlpStage;
 use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::PredictorStage;
 use crate::stages::prompts::{Prompts, Windows};
@@ -155,6 +156,16 @@ impl Chain {
         PredictorStage::new(activations, placement, recipe, seed)
     }
 
+    /// `62-mlp` after these activations.
+    #[must_use]
+    pub fn mlp<'a>(
+        &self,
+        activations: &'a Activations,
+        placement: Option<&'a Placement>,
+    ) -> MlpStage<'a> {
+        MlpStage::new(activations, placement, &self.recipe)
+    }
+
     /// All stages in order. Makes nothing.
     pub fn links(&self) -> Result<Vec<Link>> {
         let store = &self.source.store;
@@ -202,6 +213,14 @@ impl Chain {
                 Link { stage: PredictorStage::NAME, key, state }
             }
             None => self.unknown(PredictorStage::NAME)?,
+        });
+        links.push(match &activations {
+            Some(activations) => {
+                let stage = self.mlp(activations, None);
+                let (key, state) = (Some(stage.key()), store.state(&stage)?);
+                Link { stage: MlpStage::NAME, key, state }
+            }
+            None => self.unknown(MlpStage::NAME)?,
         });
         Ok(links)
     }

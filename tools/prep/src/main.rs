@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Activations(args) => cmd::stages::activations(&args),
         Command::Placement(args) => cmd::stages::placement(&args),
         Command::Predictor(args) => cmd::predictor::predictor(&args),
+        Command::Mlp(args) => cmd::predictor::mlp(&args),
         Command::Merge(args) => cmd::stages::merge_parts(&args),
         Command::Status(args) => cmd::stages::status(&args),
         Command::Recipe(args) => cmd::stages::recipe(&args),

@@ -7,9 +7,11 @@
 
 mod free;
 mod hash;
+mod mlp;
 
 pub use free::{Ema, Frequency};
 pub use hash::PackedScorer;
+pub use mlp::{MlpScorer, MlpTables, Weights};
 
 use crate::error::{PrepError, Result};
 use crate::metrics::{Figures, Meter, Oracle, order_of};

@@ -13,6 +13,8 @@ pub enum Phase {
     Placement,
     /// Training predictors; counted in layers.
     Predictor,
+    /// Training baseline predictors; counted in layers.
+    Mlp,
 }
 
 /// Told how the work goes on.

@@ -74,7 +74,8 @@ Predictor {
 } }
 section! { /// `[mlp]`.
 Mlp {
-    hidden: u32, wide_hidden: u32, wide_layers: Vec<u32>, tiny_hidden: u32, epochs: u32, learning_rate: f64,
+    hidden: u32, wide_hidden: u32, wide_layers: Vec<u32>, tiny_hidden: u32, binary_hidden: u32, epochs: u32,
+    batch: u32, learning_rate: f64, binary_learning_rate: f64,
 } }
 section! { /// `[base]`.
 Base {

@@ -1,6 +1,7 @@
 //! The stages, each a file: what it makes, of what, and how others read it.
 
 pub mod activations;
+pub mod mlp;
 pub mod placement;
 pub mod predictor;
 pub mod prompts;

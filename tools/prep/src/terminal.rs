@@ -30,6 +30,7 @@ impl Progress for TerminalProgress {
             Phase::Forward => ("forward", "tokens"),
             Phase::Placement => ("placement", "layers"),
             Phase::Predictor => ("predictor", "layers"),
+            Phase::Mlp => ("baselines", "layers"),
         };
         let template = match unit {
             "bytes" => {

@@ -14,6 +14,7 @@ pub mod features;
 pub mod fit;
 pub mod lookup;
 pub mod loss;
+pub mod mlp;
 pub mod pack;
 mod product;
 pub mod sign;

@@ -8,6 +8,7 @@ use ls_prep::chain::Chain;
 use ls_prep::error::Result;
 use ls_prep::predictors::Measured;
 use ls_prep::stages::activations::Activations;
+use ls_prep::stages::mlp::{self, MlpStage};
 use ls_prep::stages::placement::{Placement, PlacementStage};
 use ls_prep::stages::predictor::{PredictorStage, Predictors};
 use serde_json::json;
@@ -25,6 +26,19 @@ pub(crate) struct PredictorArgs {
     /// The paper's stack, recipe section [literal], instead of [predictor]
     #[arg(long)]
     literal: bool,
+    /// Score the placement's blocks instead of neurons
+    #[arg(long)]
+    placed: bool,
+}
+
+/// Trains the two-layer baselines of each layer and measures them as the hashing predictor.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MlpArgs {
+    #[command(flatten)]
+    stage: StageArgs,
+    /// Only these layers: A..B, without B
+    #[arg(long, value_name = "A..B", value_parser = parse_range)]
+    layers: Option<Range<u32>>,
     /// Score the placement's blocks instead of neurons
     #[arg(long)]
     placed: bool,
@@ -89,5 +103,32 @@ pub(crate) fn predictor(args: &PredictorArgs) -> Result<()> {
     }
     let text = format!("{} layers", found.layers.len());
     let details = json!({"first_layer": found.first_layer, "layers": found.layers});
+    report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
+}
+
+/// `ls-prep mlp`.
+pub(crate) fn mlp(args: &MlpArgs) -> Result<()> {
+    let start = Instant::now();
+    let mut progress = TerminalProgress::new();
+    let chain = args.stage.chain(&mut progress)?;
+    let (recorded, placement) = inputs(&chain, "62-mlp", args.placed, &mut progress)?;
+    let stage: MlpStage<'_> = chain.mlp(&recorded, placement.as_ref());
+    let (artifact, outcome) = chain.source.store.run(&stage, args.layers.clone(), &mut progress)?;
+    drop(progress);
+    let (found, first) = (mlp::read(&artifact)?, artifact.description().range.0);
+    if !args.stage.json {
+        for (number, layer) in (first..).zip(&found) {
+            print(format!("layer {number}:"))?;
+            for baseline in layer {
+                let compared = ByteCount(baseline.compared_bytes);
+                print(format!(
+                    "{}, at 7B shape {compared}",
+                    figures(&baseline.name, &baseline.measured)
+                ))?;
+            }
+        }
+    }
+    let text = format!("{} layers", found.len());
+    let details = json!({"first_layer": first, "layers": found});
     report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
 }

@@ -118,9 +118,11 @@ impl CustomOp2 for Leveling {
     }
 }
 
-/// Scores: code (batch x bits) times the blocks' signs times scale, and the bias; batch x blocks. Arguments: code, signs
-/// before rounding (blocks x bits), scales and biases (2 x blocks).
-pub(super) struct Scoring;
+/// Scores: code (batch x bits) times the blocks' rounded weights times scale, and the bias; batch x blocks. Arguments:
+/// code, weights before rounding (blocks x bits), scales and biases (2 x blocks).
+pub(super) struct Scoring {
+    pub(super) weight: Step,
+}
 
 impl CustomOp3 for Scoring {
     fn name(&self) -> &'static str {
@@ -141,7 +143,8 @@ impl CustomOp3 for Scoring {
         let code = matrix(elements(code, code_layout)?.to_vec(), batch, bits)?;
         let signs = elements(signs, signs_layout)?;
         let (scales, biases) = elements(factors, factors_layout)?.split_at(blocks);
-        let scores = code.matmul(&matrix(scaled(signs, scales), blocks, bits)?.t()?)?;
+        let scores =
+            code.matmul(&matrix(scaled(self.weight, signs, scales), blocks, bits)?.t()?)?;
         let mut scores = values(&scores)?;
         scores
             .par_chunks_exact_mut(blocks)
@@ -159,17 +162,17 @@ impl CustomOp3 for Scoring {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (blocks, bits) = signs.dims2()?;
         let (latent, mut factors) = (values(signs)?, values(factors)?);
-        let weights = matrix(scaled(&latent, &factors[..blocks]), blocks, bits)?;
+        let weights = matrix(scaled(self.weight, &latent, &factors[..blocks]), blocks, bits)?;
         let of_code = gradient.matmul(&weights)?;
         let mut of_signs = values(&gradient.t()?.matmul(code)?)?;
         let of_biases = column_sums(&values(gradient)?, blocks);
         let rows = of_signs.par_chunks_exact_mut(bits).zip(latent.par_chunks_exact(bits));
         rows.zip(&mut factors[..blocks]).for_each(|((gradients, latent), scale)| {
             let along = gradients.iter().zip(latent);
-            let of_scale = along.map(|(g, &x)| if x >= 0.0 { *g } else { -g }).sum();
+            let of_scale = along.map(|(g, &x)| g * self.weight.value(x)).sum();
             let scale = std::mem::replace(scale, of_scale);
             gradients.iter_mut().zip(latent).for_each(|(g, &x)| {
-                *g *= scale * Step::Sign.slope(x);
+                *g *= scale * self.weight.slope(x);
             });
         });
         factors[blocks..].copy_from_slice(&of_biases);
@@ -181,14 +184,14 @@ impl CustomOp3 for Scoring {
     }
 }
 
-/// The signs of `latent` times their rows' scales.
-fn scaled(latent: &[f32], scales: &[f32]) -> Vec<f32> {
+/// The rounded weights times their rows' scales.
+fn scaled(weight: Step, latent: &[f32], scales: &[f32]) -> Vec<f32> {
     let bits = latent.len() / scales.len();
-    let rows = latent.par_chunks_exact(bits).zip(scales);
-    rows.flat_map_iter(|(row, &scale)| {
-        row.iter().map(move |&x| if x >= 0.0 { scale } else { -scale })
-    })
-    .collect()
+    let mut weights = latent.to_vec();
+    weights.par_chunks_exact_mut(bits).zip(scales).for_each(|(row, &scale)| {
+        row.iter_mut().for_each(|x| *x = weight.value(*x) * scale);
+    });
+    weights
 }
 
 /// What a batch's outputs are if no gradient is wanted of features that have the wrong width.
@@ -245,7 +248,7 @@ mod tests {
         let signs = var(&[0.3, -0.2, 1.4, -0.1, 0.0, 0.8, -2.0, 0.4], 4);
         let code = var(&values(&code).unwrap()[..4], 2);
         let factors = var(&[0.5, 1.5, -0.25, 1.0, 3.0, -1.0, 0.5, 0.0], 2);
-        let fused = code.apply_op3(&signs, &factors, Scoring).unwrap();
+        let fused = code.apply_op3(&signs, &factors, Scoring { weight: Step::Sign }).unwrap();
         let scales = factors.get(0).unwrap().unsqueeze(1).unwrap();
         let plain = Step::Sign.apply(&signs).unwrap().broadcast_mul(&scales).unwrap();
         let plain = code.matmul(&plain.t().unwrap()).unwrap();

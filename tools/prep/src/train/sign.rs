@@ -13,6 +13,8 @@ const GRAIN: usize = 1 << 14;
 /// A function whose derivative is zero almost everywhere.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
+    /// None: the number itself.
+    Plain,
     /// +1 for x >= 0, else -1. Passes gradients of -1 <= x <= 1.
     Sign,
     /// The nearest integer to x times this.
@@ -37,6 +39,7 @@ pub fn grid(bits: PlaneBits) -> f32 {
 impl Step {
     pub(super) fn value(self, x: f32) -> f32 {
         match self {
+            Step::Plain => x,
             Step::Sign => {
                 if x >= 0.0 {
                     1.0
@@ -62,6 +65,7 @@ impl Step {
 
     pub(super) fn slope(self, x: f32) -> f32 {
         let (slope, limit) = match self {
+            Step::Plain => (1.0, f32::INFINITY),
             Step::Sign => (1.0, 1.0),
             Step::Integer(scale) => (scale, f32::INFINITY),
             Step::Weight(bits) => {

@@ -127,7 +127,7 @@ fn normal(draw: &mut Xoshiro256PlusPlus) -> f32 {
     (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
 }
 
-fn random(
+pub(super) fn random(
     shape: impl Into<candle_core::Shape>,
     deviation: f32,
     draw: &mut Xoshiro256PlusPlus,
@@ -273,6 +273,6 @@ impl Model {
     ) -> Result<Tensor> {
         let code = self.code(features, relaxation)?;
         let Some(head) = &self.head else { return Ok(code) };
-        code.apply_op3(&head.signs, &self.factors(head)?, Scoring)
+        code.apply_op3(&head.signs, &self.factors(head)?, Scoring { weight: Step::Sign })
     }
 }
