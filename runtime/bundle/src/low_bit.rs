@@ -154,6 +154,12 @@ impl RecordLayout {
     }
 }
 
+/// A magnitude stored as a byte: `largest` for 255, a sixteenth of an octave less for each code below, 0 for code 0.
+#[must_use]
+pub fn magnitude(code: u8, largest: f32) -> f32 {
+    if code == 0 { 0.0 } else { largest * ((f32::from(code) - 255.0) / 16.0).exp2() }
+}
+
 /// Writes a row of `codes` with the scales of its groups into `into`, which has exactly [`Bits::row_bytes`] bytes.
 pub fn pack_row(bits: Bits, codes: &[u8], scales: &[f16], into: &mut [u8]) {
     assert_eq!(codes.len(), GROUP * scales.len(), "one scale a group");

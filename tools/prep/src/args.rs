@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::cmd::all::AllArgs;
+use crate::cmd::base::{BaseArgs, SparsityArgs};
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
 use crate::cmd::stages::{ActivationsArgs, MergeArgs, PlacementArgs, RecipeArgs, StageArgs};
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Placement(PlacementArgs),
     Predictor(PredictorArgs),
     Mlp(MlpArgs),
+    Base(BaseArgs),
+    Sparsity(SparsityArgs),
     Merge(MergeArgs),
     /// Tells how far each stage has come
     Status(StageArgs),

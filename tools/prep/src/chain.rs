@@ -8,6 +8,7 @@ use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::stage::{Outcome, Stage, State};
 use crate::stages::activations::{Activations, ActivationsStage};
+use crate::stages::base::BaseStage;
 use crate::stages::mlp::MlpStage;
 use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::PredictorStage;
@@ -166,6 +167,11 @@ impl Chain {
         MlpStage::new(activations, placement, &self.recipe)
     }
 
+    /// `63-base` after these activations.
+    pub fn base<'a>(&'a self, activations: &'a Activations) -> Result<BaseStage<'a>> {
+        BaseStage::new(&self.source, activations, &self.recipe)
+    }
+
     /// All stages in order. Makes nothing.
     pub fn links(&self) -> Result<Vec<Link>> {
         let store = &self.source.store;
@@ -221,6 +227,14 @@ impl Chain {
                 Link { stage: MlpStage::NAME, key, state }
             }
             None => self.unknown(MlpStage::NAME)?,
+        });
+        links.push(match activations.as_ref().map(|activations| self.base(activations)) {
+            Some(Ok(stage)) => {
+                let (key, state) = (Some(stage.key()), store.state(&stage)?);
+                Link { stage: BaseStage::NAME, key, state }
+            }
+            // A model whose rows have no low-bit form has no base.
+            Some(Err(_)) | None => self.unknown(BaseStage::NAME)?,
         });
         Ok(links)
     }

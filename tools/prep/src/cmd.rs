@@ -1,6 +1,7 @@
 //! The commands, each in a file with its arguments.
 
 pub(crate) mod all;
+pub(crate) mod base;
 pub(crate) mod datasets;
 pub(crate) mod predictor;
 pub(crate) mod stages;

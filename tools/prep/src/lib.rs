@@ -7,20 +7,25 @@
 #![forbid(unsafe_code)]
 
 pub mod artifact;
+pub mod base;
 pub mod chain;
 pub mod datasets;
 pub mod encode;
 pub mod error;
 pub mod exit;
+pub mod gptq;
 pub mod import;
 pub mod journal;
 pub mod key;
+pub mod lloyd;
+pub mod matmul;
 pub mod metrics;
 pub mod model;
 pub mod pack;
 pub mod predictors;
 pub mod progress;
 pub mod recipe;
+pub mod sparse;
 pub mod stage;
 pub mod stages;
 pub mod synth;

@@ -28,6 +28,8 @@ fn main() -> ExitCode {
         Command::Placement(args) => cmd::stages::placement(&args),
         Command::Predictor(args) => cmd::predictor::predictor(&args),
         Command::Mlp(args) => cmd::predictor::mlp(&args),
+        Command::Base(args) => cmd::base::base(&args),
+        Command::Sparsity(args) => cmd::base::sparsity(&args),
         Command::Merge(args) => cmd::stages::merge_parts(&args),
         Command::Status(args) => cmd::stages::status(&args),
         Command::Recipe(args) => cmd::stages::recipe(&args),

@@ -15,6 +15,10 @@ pub enum Phase {
     Predictor,
     /// Training baseline predictors; counted in layers.
     Mlp,
+    /// Rounding a resident copy of the FFNs; counted in layers.
+    Base,
+    /// Measuring perplexity; counted in tokens, each once a layer.
+    Evaluation,
 }
 
 /// Told how the work goes on.

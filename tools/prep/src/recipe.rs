@@ -79,15 +79,15 @@ Mlp {
 } }
 section! { /// `[base]`.
 Base {
-    gate_bits: u32, up_bits: u32, down_bits: u32, group: u32, hessian_tokens: u64, tune_steps: u32,
-    tune_share: f64,
+    gate_bits: u32, up_bits: u32, down_bits: u32, hessian_tokens: u64, exact_share: f64, damping: f64,
+    feedback_neurons: u32,
 } }
 section! { /// `[reuse]`.
 Reuse {
     history: u32, intervals: u32, clip: f64, extended: bool, layers: u32, tau: u32, width: u32,
 } }
 section! { /// `[sparsity]`.
-Sparsity { levels: Vec<f64>, eval_tokens: u64, } }
+Sparsity { levels: Vec<f64>, bases: Vec<[u32; 3]>, eval_tokens: u64, } }
 section! { /// `[lut]`.
 Lut { intervals: u32, samples: u32, } }
 section! { /// `[pack]`.
@@ -208,6 +208,10 @@ impl Recipe {
             ("base.gate_bits", base.gate_bits.into(), 0, 8),
             ("base.up_bits", base.up_bits.into(), 0, 8),
             ("base.down_bits", base.down_bits.into(), 0, 8),
+            ("base.gate_bits", base.gate_bits.into(), 1, 4),
+            ("base.up_bits", base.up_bits.into(), 1, 4),
+            ("base.down_bits", base.down_bits.into(), 0, 4),
+            ("base.feedback_neurons", base.feedback_neurons.into(), 1, 1 << 14),
         ];
         for (name, value, low, high) in counts {
             if !(low..=high).contains(&value) {
@@ -219,6 +223,8 @@ impl Recipe {
             ("placement.active_share", placement.active_share),
             ("projection.share", self.projection.share),
             ("predictor.target_share", predictor.target_share),
+            ("base.exact_share", base.exact_share),
+            ("base.damping", base.damping),
         ];
         for (name, share) in shares {
             if !(share > 0.0 && share <= 1.0) {

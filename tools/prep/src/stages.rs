@@ -1,8 +1,10 @@
 //! The stages, each a file: what it makes, of what, and how others read it.
 
 pub mod activations;
+pub mod base;
 pub mod mlp;
 pub mod placement;
 pub mod predictor;
 pub mod prompts;
 pub mod source;
+pub mod sparsity;

@@ -31,6 +31,8 @@ impl Progress for TerminalProgress {
             Phase::Placement => ("placement", "layers"),
             Phase::Predictor => ("predictor", "layers"),
             Phase::Mlp => ("baselines", "layers"),
+            Phase::Base => ("base", "layers"),
+            Phase::Evaluation => ("evaluation", "tokens"),
         };
         let template = match unit {
             "bytes" => {

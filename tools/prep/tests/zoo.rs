@@ -175,6 +175,7 @@ impl Animal {
             alignment: store.alignment(),
             request_bytes: 1 << 14,
             depth,
+            sparse: None,
         };
         let options = CpuOptions {
             context: CONTEXT,

@@ -177,6 +177,18 @@ impl<'a> Forward<'a> {
 }
 
 impl Layer<'_> {
+    /// Width of the residual stream.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
+        self.config.hidden as usize
+    }
+
+    /// Number of neurons.
+    #[must_use]
+    pub fn ffn_hidden(&self) -> usize {
+        self.config.ffn_hidden as usize
+    }
+
     /// Adds attention's output to the residuals `x`, whole windows of tokens x hidden.
     pub fn attend(&self, x: &mut [f32]) -> Result<()> {
         let config = self.config;
@@ -259,12 +271,27 @@ impl Layer<'_> {
         rms_norm(x, &self.vectors.mlp_norm, self.config.norm_epsilon)
     }
 
+    /// gate h and up h for the FFN inputs `h`; tokens x ffn_hidden each.
+    pub fn gate_up(&self, h: &[f32]) -> Result<[Vec<f32>; 2]> {
+        let h = matrix(h.to_vec(), self.config.hidden as usize)?;
+        Ok([linear(&h, &self.gate)?, linear(&h, &self.up)?])
+    }
+
+    /// The weights of gate, up and down as a bundle keeps them: each neuron's rows and its column; ffn_hidden x hidden.
+    pub fn neurons(&self) -> Result<[Vec<f32>; 3]> {
+        let values = |tensor: Tensor| tensor.flatten_all()?.to_vec1();
+        let down = self.down.t().and_then(|down| down.contiguous());
+        let all = [Ok(self.gate.clone()), Ok(self.up.clone()), down];
+        let [gate, up, down] = all.map(|tensor| tensor.and_then(values).map_err(fault));
+        Ok([gate?, up?, down?])
+    }
+
     /// SiLU(gate h) * (up h) of every neuron for the FFN inputs `h`; tokens x ffn_hidden.
     pub fn activations(&self, h: Vec<f32>) -> Result<Vec<f32>> {
         let h = matrix(h, self.config.hidden as usize)?;
         let (mut gate, up) = (linear(&h, &self.gate)?, linear(&h, &self.up)?);
         gate.par_iter_mut().zip(&up).with_min_len(1 << 12).for_each(|(gate, up)| {
-            *gate = *gate / (1.0 + (-*gate).exp()) * up;
+            *gate = activation(*gate, *up);
         });
         Ok(gate)
     }
@@ -273,6 +300,12 @@ impl Layer<'_> {
     pub fn ffn_output(&self, activations: Vec<f32>) -> Result<Vec<f32>> {
         linear(&matrix(activations, self.config.ffn_hidden as usize)?, &self.down)
     }
+}
+
+/// SiLU(gate) * up.
+#[must_use]
+pub fn activation(gate: f32, up: f32) -> f32 {
+    gate / (1.0 + (-gate).exp()) * up
 }
 
 /// Softmax of the scores that position `position` may see; zero for the others.

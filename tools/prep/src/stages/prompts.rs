@@ -214,7 +214,7 @@ fn character_after(text: &SourceFile, place: u64) -> Result<u64> {
 }
 
 /// The first `count` tokens behind `start` and where they end, if there are so many.
-fn encode(
+pub(super) fn encode(
     text: &SourceFile,
     start: u64,
     count: usize,

@@ -1,0 +1,199 @@
+//! [`LayerBase`]: what a layer's resident low-bit copy tells of its neurons, and what it adds in their stead.
+//!
+//! From the copy's gate and up come g~, u~ and h~ = SiLU(g~) u~ of every neuron. *Selected* neurons run exactly. Any
+//! other adds (h~ + offset) d~, d~ its low-bit down column; in d~'s scales is also how far its h~ is to be trusted
+//! (the shrinkage b of b h~ + a). One constant a layer makes up for what is missing on average.
+//!
+//! Neurons are selected by the error that leaving them to the copy is expected to make:
+//!
+//! ```text
+//! (h~ |d - d~|)^2 + (SiLU'(g~) u~ |d| s_g)^2 + (SiLU(g~) |d| s_u)^2
+//! ```
+//!
+//! s_g and s_u are the spreads of the copy's errors in g and u. Without a copy of down, d~ is zero and the copy is a
+//! *sketch*: the same formula is then the expected square of what is lost.
+
+use crate::matmul::{add_product, times_transposed};
+use crate::model::forward::activation;
+use rayon::prelude::*;
+
+/// A layer's base, decoded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerBase {
+    /// Neurons x hidden.
+    pub gate: Vec<f32>,
+    /// Neurons x hidden.
+    pub up: Vec<f32>,
+    /// Columns; neurons x hidden. `None` for a sketch.
+    pub down: Option<Vec<f32>>,
+    /// Added to h~ of unselected neurons; neurons.
+    pub offset: Vec<f32>,
+    /// What each neuron's errors weigh.
+    pub doubt: Doubt,
+    /// Added to every output; hidden.
+    pub constant: Vec<f32>,
+}
+
+/// The factors of a neuron's expected error; neurons each.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Doubt {
+    /// |d - d~|.
+    pub down: Vec<f32>,
+    /// |d| s_g.
+    pub gate: Vec<f32>,
+    /// |d| s_u.
+    pub up: Vec<f32>,
+}
+
+impl Doubt {
+    /// The square of each neuron's expected error for one token's g~ and u~.
+    pub fn squared(&self, gate: &[f32], up: &[f32], into: &mut [f32]) {
+        for (neuron, into) in into.iter_mut().enumerate() {
+            let (g, u) = (gate[neuron], up[neuron]);
+            let sigmoid = 1.0 / (1.0 + (-g).exp());
+            let silu = g * sigmoid;
+            let slope = sigmoid * (1.0 + g * (1.0 - sigmoid));
+            let by_down = silu * u * self.down[neuron];
+            let by_gate = slope * u * self.gate[neuron];
+            let by_up = silu * self.up[neuron];
+            *into = by_down * by_down + by_gate * by_gate + by_up * by_up;
+        }
+    }
+
+    /// [`Doubt::squared`] of many tokens; tokens x neurons.
+    #[must_use]
+    pub fn of_rows(&self, gate: &[f32], up: &[f32]) -> Vec<f32> {
+        let neurons = self.down.len();
+        let mut scores = vec![0f32; gate.len()];
+        let rows = gate.par_chunks_exact(neurons).zip(up.par_chunks_exact(neurons));
+        scores
+            .par_chunks_exact_mut(neurons)
+            .zip(rows)
+            .for_each(|(scores, (gate, up))| self.squared(gate, up, scores));
+        scores
+    }
+}
+
+/// Marks the `count` largest of each row of `scores` (tokens x neurons); of equals those of lower number.
+#[must_use]
+pub fn largest(scores: &[f32], neurons: usize, count: usize) -> Vec<bool> {
+    let mut chosen = vec![false; scores.len()];
+    if count == 0 {
+        return chosen;
+    }
+    let rows = chosen.par_chunks_exact_mut(neurons).zip(scores.par_chunks_exact(neurons));
+    rows.for_each(|(chosen, scores)| {
+        let mut order: Vec<u32> = (0..neurons as u32).collect();
+        let (at, by) = (count.min(neurons) - 1, |&a: &u32, &b: &u32| {
+            scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
+        });
+        order.select_nth_unstable_by(at, by);
+        order[..=at].iter().for_each(|&neuron| chosen[neuron as usize] = true);
+    });
+    chosen
+}
+
+/// The values where `chosen` is `wanted`, zero elsewhere.
+#[must_use]
+pub fn masked(values: &[f32], chosen: &[bool], wanted: bool) -> Vec<f32> {
+    values.iter().zip(chosen).map(|(&x, &is)| if is == wanted { x } else { 0.0 }).collect()
+}
+
+impl LayerBase {
+    /// Number of neurons.
+    #[must_use]
+    pub fn neurons(&self) -> usize {
+        self.offset.len()
+    }
+
+    /// g~ and u~ for the FFN inputs `h` (tokens x hidden); tokens x neurons each.
+    #[must_use]
+    pub fn gate_up(&self, h: &[f32]) -> [Vec<f32>; 2] {
+        let hidden = self.constant.len();
+        [times_transposed(h, &self.gate, hidden), times_transposed(h, &self.up, hidden)]
+    }
+
+    /// What the unselected neurons' stand-ins are multiplied by: h~ + offset, zero where `chosen`.
+    #[must_use]
+    pub fn stand_ins(&self, gate: &[f32], up: &[f32], chosen: &[bool]) -> Vec<f32> {
+        let neurons = self.neurons();
+        let mut out = vec![0f32; gate.len()];
+        out.par_iter_mut().enumerate().with_min_len(1 << 12).for_each(|(place, out)| {
+            if !chosen[place] {
+                *out = activation(gate[place], up[place]) + self.offset[place % neurons];
+            }
+        });
+        out
+    }
+
+    /// Adds to `sum` (tokens x hidden) what the copy adds for the unselected neurons, and the constant. A sketch adds
+    /// nothing.
+    pub fn add(&self, gate: &[f32], up: &[f32], chosen: &[bool], sum: &mut [f32]) {
+        let Some(down) = &self.down else { return };
+        add_product(&self.stand_ins(gate, up, chosen), down, self.neurons(), sum);
+        for row in sum.chunks_exact_mut(self.constant.len()) {
+            row.iter_mut().zip(&self.constant).for_each(|(x, m)| *x += m);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base() -> LayerBase {
+        let doubt = Doubt { down: vec![0.1, 0.2], gate: vec![0.3, 0.0], up: vec![0.0, 0.5] };
+        LayerBase {
+            gate: vec![1.0, 0.0, 0.0, 1.0],
+            up: vec![0.0, 1.0, 1.0, 0.0],
+            down: Some(vec![1.0, 2.0, 3.0, 4.0]),
+            offset: vec![0.5, -0.5],
+            doubt,
+            constant: vec![10.0, 20.0],
+        }
+    }
+
+    #[test]
+    fn unselected_neurons_are_stood_in_for() {
+        let base = base();
+        let h = [1.0, 2.0];
+        let [gate, up] = base.gate_up(&h);
+        assert_eq!((&gate, &up), (&vec![1.0, 2.0], &vec![2.0, 1.0]));
+        let mut sum = vec![0.0; 2];
+        base.add(&gate, &up, &[true, false], &mut sum);
+        let h1 = 2.0 / (1.0 + (-2f32).exp()) - 0.5;
+        assert!(
+            (sum[0] - (10.0 + 3.0 * h1)).abs() < 1e-5 && (sum[1] - (20.0 + 4.0 * h1)).abs() < 1e-5
+        );
+        let mut nothing = vec![0.0; 2];
+        LayerBase { down: None, ..base }.add(&gate, &up, &[true, false], &mut nothing);
+        assert_eq!(nothing, [0.0; 2]);
+    }
+
+    #[test]
+    fn the_expected_error_is_that_of_small_errors() {
+        let doubt = base().doubt;
+        let (gate, up) = ([0.7f32, -1.1], [1.3f32, 0.4]);
+        let mut found = [0.0; 2];
+        doubt.squared(&gate, &up, &mut found);
+        for neuron in 0..2 {
+            // The derivative by differences.
+            let by_gate = (activation(gate[neuron] + 1e-3, up[neuron])
+                - activation(gate[neuron] - 1e-3, up[neuron]))
+                / 2e-3;
+            let by_up = activation(gate[neuron], 1.0);
+            let wanted = (activation(gate[neuron], up[neuron]) * doubt.down[neuron]).powi(2)
+                + (by_gate * doubt.gate[neuron]).powi(2)
+                + (by_up * doubt.up[neuron]).powi(2);
+            assert!((found[neuron] / wanted - 1.0).abs() < 1e-2, "{} {wanted}", found[neuron]);
+        }
+    }
+
+    #[test]
+    fn the_largest_are_chosen_and_of_equals_the_first() {
+        let chosen = largest(&[1.0, 3.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0], 4, 2);
+        assert_eq!(chosen, [false, true, true, false, true, true, false, false]);
+        assert!(largest(&[1.0, 2.0], 2, 0).iter().all(|chosen| !chosen));
+        assert_eq!(masked(&[5.0, 6.0], &[true, false], false), [0.0, 6.0]);
+    }
+}

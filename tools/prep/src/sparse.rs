@@ -1,0 +1,222 @@
+//! The forward with each layer's FFN replaced by a [`Policy`], and the perplexity that it leaves.
+//!
+//! Windows of a text are pushed through a layer, a chunk after another, then through the next; residuals are in
+//! memory. What a policy sees is what an engine could know when that FFN is about to run. The dense model is a policy
+//! too, so every figure comes out of the same loop.
+//!
+//! Most policies are a [`Scorer`], which ranks the neurons, in a [`Selected`], which runs the best exactly and asks the
+//! base, if there is one, for the rest.
+
+use crate::base::{LayerBase, largest, masked};
+use crate::error::Result;
+use crate::model::Model;
+use crate::model::forward::{Forward, Layer};
+use crate::progress::{Phase, Progress};
+use crate::stages::base::Base;
+use rayon::prelude::*;
+
+/// Tokens pushed through a layer together, about.
+const CHUNK_TOKENS: usize = 2048;
+
+/// What is known when an FFN is to run. Rows are tokens, whole windows.
+#[derive(Clone, Copy, Debug)]
+pub struct FfnAt<'a> {
+    /// The layer.
+    pub layer: u16,
+    /// Its weights.
+    pub weights: &'a Layer<'a>,
+    /// The FFN's input, normalised; tokens x hidden.
+    pub h: &'a [f32],
+    /// The residual that enters the FFN, before its norm; tokens x hidden.
+    pub residual: &'a [f32],
+    /// The residual that entered the layer, before attention: behind the FFN of the layer before; tokens x hidden.
+    pub entered: &'a [f32],
+    /// The residual that entered the FFN of the layer before; the embedding in layer 0; tokens x hidden.
+    pub previous: &'a [f32],
+}
+
+/// What stands in an FFN's place.
+pub trait Policy {
+    /// What the layer's FFN adds to the residuals; tokens x hidden. Layers come in order, each in several calls.
+    fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>>;
+}
+
+/// Ranks neurons.
+pub trait Scorer {
+    /// A score of every neuron, larger for one that is wanted more; tokens x neurons.
+    fn scores(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>>;
+}
+
+/// The model as it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Dense;
+
+impl Policy for Dense {
+    fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>> {
+        at.weights.ffn_output(at.weights.activations(at.h.to_vec())?)
+    }
+}
+
+/// Ranks by what neurons really do: |SiLU(gate h) * (up h)|, or that times the norm of the down column.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    /// Whether down counts.
+    pub with_down: bool,
+    norms: Option<(u16, Vec<f32>)>,
+}
+
+impl Oracle {
+    /// An oracle.
+    #[must_use]
+    pub fn new(with_down: bool) -> Oracle {
+        Oracle { with_down, norms: None }
+    }
+}
+
+impl Scorer for Oracle {
+    fn scores(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>> {
+        let mut scores = at.weights.activations(at.h.to_vec())?;
+        if !self.with_down {
+            scores.par_iter_mut().for_each(|x| *x = x.abs());
+            return Ok(scores);
+        }
+        if self.norms.as_ref().is_none_or(|(layer, _)| *layer != at.layer) {
+            self.norms = Some((at.layer, down_norms(at.weights)?));
+        }
+        let (_, norms) = self.norms.as_ref().expect("it was just set");
+        scores.par_chunks_exact_mut(norms.len()).for_each(|row| {
+            row.iter_mut().zip(norms).for_each(|(x, norm)| *x = x.abs() * norm);
+        });
+        Ok(scores)
+    }
+}
+
+fn down_norms(weights: &Layer<'_>) -> Result<Vec<f32>> {
+    let [_, _, down] = weights.neurons()?;
+    let hidden = weights.hidden();
+    let norm = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt();
+    Ok(down.chunks_exact(hidden).map(norm).collect())
+}
+
+/// Runs the neurons that a scorer ranks highest and drops the others.
+#[derive(Debug)]
+pub struct Selected<S> {
+    /// The ranking.
+    pub scorer: S,
+    /// Share of the neurons that run.
+    pub exact_share: f64,
+}
+
+impl<S: Scorer> Policy for Selected<S> {
+    fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>> {
+        let scores = self.scorer.scores(at)?;
+        let activations = at.weights.activations(at.h.to_vec())?;
+        let neurons = at.weights.ffn_hidden();
+        let count = (neurons as f64 * self.exact_share).round() as usize;
+        let chosen = largest(&scores, neurons, count);
+        at.weights.ffn_output(masked(&activations, &chosen, true))
+    }
+}
+
+/// How a resident base is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It ranks neurons; the others are dropped.
+    Sketch,
+    /// It ranks neurons and stands in for the others.
+    StandIn,
+}
+
+/// Runs the neurons that a base is most in doubt of.
+#[derive(Debug)]
+pub struct WithBase<'a> {
+    base: &'a Base,
+    used: Use,
+    exact_share: f64,
+    layer: Option<(u16, LayerBase)>,
+}
+
+impl<'a> WithBase<'a> {
+    /// The best `exact_share` of the neurons exactly, beside `base`.
+    #[must_use]
+    pub fn new(base: &'a Base, used: Use, exact_share: f64) -> WithBase<'a> {
+        WithBase { base, used, exact_share, layer: None }
+    }
+}
+
+impl Policy for WithBase<'_> {
+    fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>> {
+        if self.layer.as_ref().is_none_or(|(layer, _)| *layer != at.layer) {
+            let mut layer = self.base.layer(at.layer.into())?;
+            if self.used == Use::Sketch {
+                // A neuron that nothing stands in for is lost whole.
+                layer.doubt.down = down_norms(at.weights)?;
+                layer.down = None;
+            }
+            self.layer = Some((at.layer, layer));
+        }
+        let (_, base) = self.layer.as_ref().expect("it was just set");
+        let neurons = base.neurons();
+        let [gate, up] = base.gate_up(at.h);
+        let count = (neurons as f64 * self.exact_share).round() as usize;
+        let chosen = largest(&base.doubt.of_rows(&gate, &up), neurons, count);
+        let mut sum = if count == 0 {
+            vec![0.0; at.h.len()]
+        } else {
+            let activations = at.weights.activations(at.h.to_vec())?;
+            at.weights.ffn_output(masked(&activations, &chosen, true))?
+        };
+        base.add(&gate, &up, &chosen, &mut sum);
+        Ok(sum)
+    }
+}
+
+/// Negative log-likelihoods of the tokens of `windows` (whole windows of `window`), all but each window's first, with
+/// `policy` in place of the FFNs.
+pub fn likelihoods(
+    model: &Model,
+    tokens: &[u32],
+    window: u32,
+    policy: &mut dyn Policy,
+    progress: &mut dyn Progress,
+) -> Result<Vec<f32>> {
+    let forward = Forward::new(model, window)?;
+    let (hidden, length) = (model.config.hidden as usize, window as usize);
+    assert!(tokens.len().is_multiple_of(length), "whole windows");
+    let mut x = vec![0f32; tokens.len() * hidden];
+    forward.embed(tokens, |index, row| {
+        x[index * hidden..][..hidden].copy_from_slice(row);
+        Ok(())
+    })?;
+    let mut previous = x.clone();
+    let chunk = (CHUNK_TOKENS / length).max(1) * length * hidden;
+    progress.begin(Phase::Evaluation, (tokens.len() * usize::from(model.config.layers)) as u64);
+    for layer in 0..model.config.layers {
+        let weights = forward.layer(layer)?;
+        for (x, previous) in x.chunks_mut(chunk).zip(previous.chunks_mut(chunk)) {
+            let entered = x.to_vec();
+            weights.attend(x)?;
+            let h = weights.ffn_input(x);
+            let (weights, h, residual) = (&weights, &h[..], &*x);
+            let at = FfnAt { layer, weights, h, residual, entered: &entered, previous };
+            let added = policy.ffn(&at)?;
+            previous.copy_from_slice(x);
+            x.iter_mut().zip(&added).for_each(|(x, y)| *x += y);
+            progress.advance((x.len() / hidden) as u64);
+        }
+    }
+    let mut all = Vec::with_capacity(tokens.len());
+    for (x, tokens) in x.chunks(chunk).zip(tokens.chunks(chunk / hidden)) {
+        let rows = x.chunks_exact(length * hidden);
+        let rows: Vec<f32> = rows.flat_map(|x| &x[..(length - 1) * hidden]).copied().collect();
+        let targets = tokens.chunks_exact(length).flat_map(|ids| &ids[1..]).copied();
+        all.extend(forward.nll(&rows, &targets.collect::<Vec<u32>>())?);
+    }
+    Ok(all)
+}
+
+/// The perplexity that negative log-likelihoods stand for.
+#[must_use]
+pub fn perplexity(nll: &[f32]) -> f64 {
+    (nll.iter().map(|&x| f64::from(x)).sum::<f64>() / nll.len().max(1) as f64).exp()
+}

@@ -1,0 +1,235 @@
+//! `65-sparsity`: the price list. What perplexity a held-out text has when only some neurons run, selected and stood in
+//! for in several ways, and what each way keeps resident and streams.
+//!
+//! An *arm* is one [`Way`] at one sparsity, the share of the neurons that do not run exactly; a unit, with one JSON
+//! record ([`Price`]). Arms are independent, so that several machines can share them.
+
+use crate::artifact::{Artifact, Input, RecordId};
+use crate::error::{PrepError, Result};
+use crate::import::hash;
+use crate::journal::Journal;
+use crate::key::Key;
+use crate::model::weights::SourceFile;
+use crate::progress::Progress;
+use crate::recipe::Recipe;
+use crate::sparse::{Dense, Oracle, Policy, Selected, Use, WithBase, likelihoods, perplexity};
+use crate::stage::Stage;
+use crate::stages::base::Base;
+use crate::stages::prompts::encode;
+use crate::stages::source::Source;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::path::PathBuf;
+use tokenizers::Tokenizer;
+
+/// How neurons are selected and what becomes of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "way")]
+pub enum Way {
+    /// All run.
+    Dense,
+    /// The largest run, the others are dropped. The paper's way, with perfect foresight.
+    Oracle,
+    /// A low-bit copy of gate and up selects; the others are dropped.
+    Sketch {
+        /// Of gate and up.
+        bits: [u32; 2],
+    },
+    /// A low-bit copy selects and stands in for the others. Where none runs exactly it is plain uniform quantisation.
+    Base {
+        /// Of gate, up and down.
+        bits: [u32; 3],
+    },
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Way::Dense => write!(f, "dense"),
+            Way::Oracle => write!(f, "oracle"),
+            Way::Sketch { bits: [gate, up] } => write!(f, "sketch {gate}/{up}"),
+            Way::Base { bits: [gate, up, down] } => write!(f, "base {gate}/{up}/{down}"),
+        }
+    }
+}
+
+/// One row of the price list.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Price {
+    /// How.
+    #[serde(flatten)]
+    pub way: Way,
+    /// Share of the neurons that do not run exactly.
+    pub sparsity: f64,
+    /// Of the held-out text.
+    pub perplexity: f64,
+    /// Bytes that the way keeps, as a share of the FFNs in half precision.
+    pub resident_share: f64,
+    /// Bytes of exact neurons in half precision that a token needs.
+    pub streamed_bytes: u64,
+}
+
+/// What the list depends on besides the model, the text and the bases.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Params {
+    /// Tokens, whole windows.
+    pub tokens: u64,
+    /// Tokens of a window.
+    pub window: u32,
+    /// Ways and sparsities.
+    pub arms: Vec<(Way, f64)>,
+}
+
+/// The stage.
+#[derive(Debug)]
+pub struct SparsityStage<'a> {
+    source: &'a Source,
+    bases: &'a [Base],
+    texts: Vec<Key>,
+    tokens: Vec<u32>,
+    params: Params,
+}
+
+impl<'a> SparsityStage<'a> {
+    /// Prices of the model in `source` with each of `bases`, over the first tokens of `texts`, as `recipe` says.
+    pub fn new(
+        source: &'a Source,
+        bases: &'a [Base],
+        texts: &[PathBuf],
+        recipe: &Recipe,
+    ) -> Result<SparsityStage<'a>> {
+        let window = recipe.calibration.window.min(source.model.config.context_length);
+        let tokens = windows(source, texts, window, recipe.sparsity.eval_tokens)?;
+        let key = |path: &PathBuf| Key::parse(&hash(std::slice::from_ref(path), &mut ())?);
+        let texts = texts.iter().map(key).collect::<Result<_>>()?;
+        let arms = arms(&recipe.sparsity.levels, bases);
+        let params = Params { tokens: tokens.len() as u64, window, arms };
+        Ok(SparsityStage { source, bases, texts, tokens, params })
+    }
+
+    /// One row of the list.
+    fn price(&self, way: Way, sparsity: f64, progress: &mut dyn Progress) -> Result<Price> {
+        let config = &self.source.model.config;
+        let exact_share = 1.0 - sparsity;
+        let base = self.bases.iter().find(|base| way_of(base) == way);
+        let mut policy: Box<dyn Policy + '_> = match (way, base) {
+            (Way::Dense, _) => Box::new(Dense),
+            (Way::Sketch { .. }, Some(base)) => {
+                Box::new(WithBase::new(base, Use::Sketch, exact_share))
+            }
+            (Way::Base { .. }, Some(base)) => {
+                Box::new(WithBase::new(base, Use::StandIn, exact_share))
+            }
+            _ => Box::new(Selected { scorer: Oracle::new(false), exact_share }),
+        };
+        let (tokens, window) = (&self.tokens, self.params.window);
+        let nll = likelihoods(&self.source.model, tokens, window, &mut *policy, progress)?;
+        let exact_neurons = (f64::from(config.ffn_hidden) * exact_share).round() as u64;
+        let layers = u64::from(config.layers);
+        Ok(Price {
+            way,
+            sparsity,
+            perplexity: perplexity(&nll),
+            resident_share: base.map_or(0.0, Base::resident_share),
+            streamed_bytes: layers * exact_neurons * 6 * u64::from(config.hidden),
+        })
+    }
+}
+
+fn way_of(base: &Base) -> Way {
+    match base.params().bits {
+        [gate, up, 0] => Way::Sketch { bits: [gate, up] },
+        bits => Way::Base { bits },
+    }
+}
+
+/// Each way at each level at which it says something.
+fn arms(levels: &[f64], bases: &[Base]) -> Vec<(Way, f64)> {
+    let mut arms = vec![(Way::Dense, 0.0)];
+    let sparse = || levels.iter().copied().filter(|&level| level > 0.0);
+    arms.extend(sparse().map(|level| (Way::Oracle, level)));
+    for way in bases.iter().map(way_of) {
+        arms.extend(sparse().map(|level| (way, level)));
+        if matches!(way, Way::Base { .. }) {
+            arms.push((way, 1.0));
+        }
+    }
+    arms
+}
+
+/// The first `count` tokens of `texts`, rounded down to whole windows, which each start with BOS where the model's
+/// prompts do.
+fn windows(source: &Source, texts: &[PathBuf], window: u32, count: u64) -> Result<Vec<u32>> {
+    let tokenizer = Tokenizer::from_bytes(source.model.tokenizer.json.as_bytes())
+        .map_err(|problem| PrepError::corrupt("tokenizer", problem))?;
+    let special = &source.model.config.special;
+    let bos = special.bos.filter(|_| special.add_bos);
+    let body = window as usize - usize::from(bos.is_some());
+    let mut tokens = Vec::new();
+    for path in texts {
+        let text = SourceFile::open(path)?;
+        let mut start = 0;
+        while tokens.len() as u64 + u64::from(window) <= count {
+            let Some((ids, end)) = encode(&text, start, body, &tokenizer)? else { break };
+            tokens.extend(bos);
+            tokens.extend(ids);
+            start = end;
+        }
+    }
+    if tokens.is_empty() {
+        let problem = format!("the held-out text is shorter than a window of {window} tokens");
+        return Err(PrepError::usage(problem));
+    }
+    Ok(tokens)
+}
+
+impl Stage for SparsityStage<'_> {
+    const NAME: &'static str = "65-sparsity";
+    const SCHEMA: u32 = 1;
+    type Params = Params;
+
+    fn params(&self) -> Params {
+        self.params.clone()
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        let base = |base: &Base| Input { name: way_of(base).to_string(), key: base.key() };
+        let text =
+            |(index, key): (usize, &Key)| Input { name: format!("text {}", index + 1), key: *key };
+        let texts = self.texts.iter().enumerate().map(text);
+        std::iter::once(self.source.input())
+            .chain(texts)
+            .chain(self.bases.iter().map(base))
+            .collect()
+    }
+
+    fn units(&self) -> u32 {
+        self.params.arms.len() as u32
+    }
+
+    fn records(&self, arms: Range<u32>) -> u64 {
+        arms.len() as u64
+    }
+
+    fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
+        for arm in journal.description().units_held() {
+            let id = RecordId::new(arm, 0);
+            if !journal.contains(id) {
+                let (way, sparsity) = self.params.arms[arm as usize];
+                let price = self.price(way, sparsity, progress)?;
+                journal.append(id, &serde_json::to_vec(&price).expect("plain data"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The prices in an artifact of [`SparsityStage`].
+pub fn prices(artifact: &Artifact) -> Result<Vec<Price>> {
+    if artifact.description().stage != SparsityStage::NAME {
+        return Err(artifact.fault(format!("is {}", artifact.description().stage)));
+    }
+    let price =
+        |id| serde_json::from_slice(&artifact.read(id)?).map_err(|problem| artifact.fault(problem));
+    artifact.ids().map(price).collect()
+}
