@@ -2,6 +2,7 @@
 
 pub mod activations;
 pub mod base;
+pub(crate) mod coactivity;
 pub mod mlp;
 pub mod placement;
 pub mod predictor;

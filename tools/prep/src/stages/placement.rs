@@ -6,9 +6,9 @@
 //!
 //! - `file`: as in the model; `random`: shuffled, the floor of what an order can be worth;
 //! - `frequency`: most often active first;
-//! - `greedy`: the pair most often active together, then the best of what is left, grown to blocks;
-//! - `matching`: pairs that are improved by exchanging partners, then pairs of pairs, and so on to the whole layer
-//!   (block sizes that are powers of two).
+//! - `greedy`: the best pair, then the best of what is left, grown to blocks;
+//! - `matching`: blocks grown so and then improved by exchanging neurons, then pairs of blocks, pairs of pairs, and so
+//!   on to the whole layer (of a block size that can be halved, halves first).
 //!
 //! Every order goes on from blocks to larger groups, so that neighbouring blocks act together too. A layer's unit has
 //! two records: 0 is JSON ([`Measured`] and the choice), 1 the chosen order, u32 neurons.
@@ -23,8 +23,8 @@ use crate::progress::{Phase, Progress};
 use crate::recipe::Recipe;
 use crate::stage::{Stage, each_layer};
 use crate::stages::activations::Activations;
+use crate::stages::coactivity::Split;
 use ls_bundle::model::Architecture;
-use order::Active;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -91,34 +91,22 @@ impl<'a> PlacementStage<'a> {
     fn layer(&self, layer: u32) -> Result<LayerPlacement> {
         let Params { block_neurons, active_share, holdout_every, seed, .. } = self.params;
         let neurons = self.activations.params().neurons;
-        let active_neurons = (f64::from(neurons) * active_share).round().max(1.0) as usize;
-        let mut makes = Active::new(neurons);
-        let mut measures = Active::new(neurons);
-        for chunk in self.activations.layer(layer) {
-            let chunk = chunk?;
-            for token in 0..chunk.tokens() {
-                let number = chunk.first_token + token as u64 + 1;
-                let held_out = number.is_multiple_of(u64::from(holdout_every));
-                let into = if held_out { &mut measures } else { &mut makes };
-                into.push(chunk.codes(token), active_neurons);
-            }
-        }
+        let Split { taught, held_out } =
+            Split::read(self.activations, layer, active_share, holdout_every)?;
         let block = block_neurons as usize;
-        let mut orders = vec![
+        let mut orders: Vec<(&str, Vec<u32>)> = vec![
             ("file", (0..neurons).collect()),
             ("random", order::random(neurons, seed.wrapping_add(layer.into()))),
-            ("frequency", makes.by_frequency()),
-            ("greedy", makes.greedy(block)),
+            ("frequency", order::by_frequency(&taught)),
+            ("greedy", order::greedy(&taught, block)),
+            ("matching", order::matching(&taught, block)),
         ];
-        if block.is_power_of_two() {
-            orders.push(("matching", makes.matching()));
-        }
         let measured: Vec<Measured> = orders
             .iter()
             .map(|(method, order)| Measured {
                 method: (*method).to_owned(),
-                redundancy: measures.redundancy(order, block),
-                redundancy_of_double: measures.redundancy(order, 2 * block),
+                redundancy: held_out.redundancy(order, block),
+                redundancy_of_double: held_out.redundancy(order, 2 * block),
             })
             .collect();
         let wanted = measured.iter().position(|found| found.method == self.params.method);
@@ -140,7 +128,7 @@ impl<'a> PlacementStage<'a> {
 
 impl Stage for PlacementStage<'_> {
     const NAME: &'static str = "40-placement";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -1,9 +1,12 @@
-//! Orders of neurons from the sets of tokens that they are active in.
+//! Orders of neurons from the tokens that they are active in.
 //!
-//! A neuron's tokens are a bit set, so how often two act together is one `and` and a population count. Two neurons in
-//! one block cost as many reads as tokens in which at least one is active: what a pair saves is how often both are, so
-//! good pairs are a matching of large weight. Candidates are each unit's best [`PARTNERS`]; memory stays linear.
+//! Two neurons in one block cost as many reads as tokens in which at least one is active: what a pair saves is how often
+//! both are, so good pairs are a matching of large weight, and good blocks are those whose union of tokens is small.
+//! Only each unit's best [`PARTNERS`] are looked at, so memory stays linear. What makes a partner good is not how often
+//! both act, which is always most for those that act most, but how much of that a partner of its own kind would not
+//! have given them anyhow: see [`partners`].
 
+use crate::stages::coactivity::{Coactivity, count, together};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -11,17 +14,8 @@ use rayon::prelude::*;
 
 /// Partners of a unit that are looked at.
 const PARTNERS: usize = 48;
-/// Rounds of exchanging partners; it mostly ends by itself after a few.
+/// Rounds of exchanging members; it mostly ends by itself after a few.
 const ROUNDS: usize = 16;
-
-/// Which neurons are active in which tokens.
-#[derive(Debug)]
-pub(super) struct Active {
-    neurons: usize,
-    tokens: usize,
-    /// Active neurons of each token, `active` each.
-    sets: Vec<u32>,
-}
 
 /// Neurons that stay together, and the tokens in which any is active.
 #[derive(Clone, Debug)]
@@ -31,20 +25,19 @@ struct Unit {
     count: u32,
 }
 
-impl Unit {
-    fn new(members: Vec<u32>, bits: Vec<u64>) -> Unit {
-        let count = bits.iter().map(|word| word.count_ones()).sum();
-        Unit { members, bits, count }
-    }
+/// Units of one size, over so many tokens.
+#[derive(Debug)]
+struct Units {
+    tokens: usize,
+    all: Vec<Unit>,
+}
 
-    fn together(&self, other: &Unit) -> u32 {
-        self.bits.iter().zip(&other.bits).map(|(a, b)| (a & b).count_ones()).sum()
-    }
-
-    fn join(&self, other: &Unit) -> Unit {
-        let members = [&self.members[..], &other.members].concat();
-        Unit::new(members, self.bits.iter().zip(&other.bits).map(|(a, b)| a | b).collect())
-    }
+/// A candidate for a unit's block.
+#[derive(Clone, Copy, Debug)]
+struct Partner {
+    /// How good it is, for the unit whose candidate it is.
+    gain: i64,
+    id: usize,
 }
 
 /// A shuffled order.
@@ -54,202 +47,219 @@ pub(super) fn random(neurons: u32, seed: u64) -> Vec<u32> {
     order
 }
 
-impl Active {
-    pub(super) fn new(neurons: u32) -> Active {
-        Active { neurons: neurons as usize, tokens: 0, sets: Vec::new() }
-    }
-
-    /// Adds a token whose neurons have these codes; the `active` largest count, the first of equals.
-    pub(super) fn push(&mut self, codes: &[u8], active: usize) {
-        let mut keys: Vec<u32> = codes
-            .iter()
-            .zip(0..)
-            .map(|(&code, neuron)| u32::from(255 - code) << 24 | neuron)
-            .collect();
-        if active < keys.len() {
-            keys.select_nth_unstable(active);
-        }
-        self.sets.extend(keys.iter().take(active).map(|key| key & 0x00ff_ffff));
-        self.tokens += 1;
-    }
-
-    fn units(&self) -> Vec<Unit> {
-        let words = self.tokens.div_ceil(64);
-        let mut bits = vec![vec![0u64; words]; self.neurons];
-        let active = self.sets.len() / self.tokens.max(1);
-        for (token, set) in self.sets.chunks_exact(active.max(1)).enumerate() {
-            for &neuron in set {
-                bits[neuron as usize][token / 64] |= 1 << (token % 64);
-            }
-        }
-        (0..).zip(bits).map(|(neuron, bits)| Unit::new(vec![neuron], bits)).collect()
-    }
-
-    /// Most often active first.
-    pub(super) fn by_frequency(&self) -> Vec<u32> {
-        let mut units = self.units();
-        units.sort_by_key(|unit| std::cmp::Reverse(unit.count));
-        units.into_iter().flat_map(|unit| unit.members).collect()
-    }
-
-    /// Blocks of `block` grown from the best pairs.
-    pub(super) fn greedy(&self, block: usize) -> Vec<u32> {
-        let units = self.units();
-        let partners = partners(&units);
-        let mut free = vec![true; units.len()];
-        let mut blocks = Vec::new();
-        for (_, a, b) in ranked(&partners) {
-            if block < 2 || !free[a] || !free[b] {
-                continue;
-            }
-            free[a] = false;
-            free[b] = false;
-            let (mut grown, mut ids) = (units[a].join(&units[b]), vec![a, b]);
-            while ids.len() < block {
-                let near = ids.iter().flat_map(|&id| &partners[id]).map(|&(_, other)| other);
-                // What a neuron adds to the block's tokens is read in vain for the others.
-                let best = near.filter(|&other| free[other]).min_by_key(|&other| {
-                    (units[other].count - units[other].together(&grown), other)
-                });
-                let Some(best) = best else { break };
-                free[best] = false;
-                grown = grown.join(&units[best]);
-                ids.push(best);
-            }
-            blocks.push(grown);
-        }
-        // Whole blocks first: one that is short would shift all that follow it.
-        let (mut whole, short): (Vec<Unit>, Vec<Unit>) =
-            blocks.into_iter().partition(|unit| unit.members.len() == block);
-        let mut left: Vec<usize> = (0..units.len()).filter(|&id| free[id]).collect();
-        let broken = short.iter().flat_map(|unit| &unit.members).map(|&neuron| neuron as usize);
-        left.extend(broken);
-        left.sort_by_key(|&id| (std::cmp::Reverse(units[id].count), id));
-        let mut rest = left.chunks_exact(block.max(1));
-        for ids in rest.by_ref() {
-            let joined =
-                ids[1..].iter().fold(units[ids[0]].clone(), |unit, &id| unit.join(&units[id]));
-            whole.push(joined);
-        }
-        let tail: Vec<u32> = rest.remainder().iter().map(|&id| id as u32).collect();
-        let mut order = nest(whole);
-        order.extend(tail);
-        order
-    }
-
-    /// Pairs, pairs of pairs, and so on.
-    pub(super) fn matching(&self) -> Vec<u32> {
-        nest(self.units())
-    }
-
-    /// Neurons read in vain over active ones, in blocks of `block` in this order.
-    pub(super) fn redundancy(&self, order: &[u32], block: usize) -> f64 {
-        let mut block_of = vec![0; self.neurons];
-        for (place, &neuron) in order.iter().enumerate() {
-            block_of[neuron as usize] = place / block;
-        }
-        let active = (self.sets.len() / self.tokens.max(1)).max(1);
-        let last = (self.neurons - 1) / block;
-        let mut read = 0u64;
-        let mut seen = vec![usize::MAX; last + 1];
-        for (token, set) in self.sets.chunks_exact(active).enumerate() {
-            for &neuron in set {
-                let id = block_of[neuron as usize];
-                if seen[id] != token {
-                    seen[id] = token;
-                    read += if id == last { self.neurons - id * block } else { block } as u64;
-                }
-            }
-        }
-        read as f64 / self.sets.len().max(1) as f64 - 1.0
-    }
-}
-
-/// Each unit's best partners: how often both are active, and who.
-fn partners(units: &[Unit]) -> Vec<Vec<(u32, usize)>> {
-    let of = |a: usize| {
-        let mut all: Vec<(u32, usize)> = (0..units.len())
-            .filter(|&b| b != a)
-            .map(|b| (units[a].together(&units[b]), b))
-            .collect();
-        let best = |&(count, id): &(u32, usize)| (std::cmp::Reverse(count), id);
-        if all.len() > PARTNERS {
-            all.select_nth_unstable_by_key(PARTNERS, best);
-            all.truncate(PARTNERS);
-        }
-        all.sort_unstable_by_key(best);
-        all
-    };
-    (0..units.len()).into_par_iter().map(of).collect()
-}
-
-/// All candidate pairs, best first.
-fn ranked(partners: &[Vec<(u32, usize)>]) -> Vec<(u32, usize, usize)> {
-    let pair = |(a, partners): (usize, &Vec<(u32, usize)>)| {
-        partners.iter().map(move |&(count, b)| (count, a.min(b), a.max(b))).collect::<Vec<_>>()
-    };
-    let mut pairs: Vec<_> = partners.iter().enumerate().flat_map(pair).collect();
-    pairs.sort_unstable_by_key(|&(count, a, b)| (std::cmp::Reverse(count), a, b));
-    pairs.dedup();
-    pairs
-}
-
-/// Joins units in pairs until one is left, and returns its members. A unit without a partner stays last.
-fn nest(mut units: Vec<Unit>) -> Vec<u32> {
-    let mut tails: Vec<Vec<u32>> = Vec::new();
-    while units.len() > 1 {
-        if units.len() % 2 == 1 {
-            let rarest = (0..units.len()).min_by_key(|&id| (units[id].count, id));
-            tails.push(units.remove(rarest.expect("there are units")).members);
-        }
-        units = pair_up(&units);
-    }
-    let mut order = units.pop().map_or(Vec::new(), |unit| unit.members);
-    order.extend(tails.into_iter().rev().flatten());
+/// Most often active first.
+pub(super) fn by_frequency(found: &Coactivity) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..found.neurons() as u32).collect();
+    order.sort_by_key(|&neuron| std::cmp::Reverse(count(found.row(neuron as usize))));
     order
 }
 
-/// Joins an even number of units in pairs: greedily, then exchanging partners as long as that gains.
-fn pair_up(units: &[Unit]) -> Vec<Unit> {
-    const NONE: usize = usize::MAX;
-    let partners = partners(units);
-    let mut mate = vec![NONE; units.len()];
-    let join = |mate: &mut Vec<usize>, a: usize, b: usize| {
-        mate[a] = b;
-        mate[b] = a;
-    };
-    for (_, a, b) in ranked(&partners) {
-        if mate[a] == NONE && mate[b] == NONE {
-            join(&mut mate, a, b);
-        }
+/// Blocks of `block` grown from the best pairs.
+pub(super) fn greedy(found: &Coactivity, block: usize) -> Vec<u32> {
+    let units = Units::of(found);
+    let partners = units.partners();
+    let blocks = units.grow(&partners, block.max(1));
+    units.join(&blocks).nest()
+}
+
+/// Blocks of `block` that are grown and then improved by exchanging neurons; of a block size that can be halved, halves
+/// first. On to pairs of blocks, pairs of pairs, and so on.
+pub(super) fn matching(found: &Coactivity, block: usize) -> Vec<u32> {
+    let odd = block.max(1) >> block.max(1).trailing_zeros();
+    let mut units = Units::of(found);
+    if odd > 1 {
+        units = units.group(odd);
     }
-    let mut left: Vec<usize> = (0..units.len()).filter(|&id| mate[id] == NONE).collect();
-    left.sort_by_key(|&id| (std::cmp::Reverse(units[id].count), id));
-    left.chunks_exact(2).for_each(|pair| join(&mut mate, pair[0], pair[1]));
-    for _ in 0..ROUNDS {
-        let mut gained = false;
-        for a in 0..units.len() {
-            for &(with_c, c) in &partners[a] {
-                let (b, d) = (mate[a], mate[c]);
-                if c == b {
-                    continue;
-                }
-                let now = units[a].together(&units[b]) + units[c].together(&units[d]);
-                if with_c + units[b].together(&units[d]) > now {
-                    join(&mut mate, a, c);
-                    join(&mut mate, b, d);
-                    gained = true;
-                }
+    units.nest()
+}
+
+impl Unit {
+    fn new(members: Vec<u32>, bits: Vec<u64>) -> Unit {
+        let count = count(&bits);
+        Unit { members, bits, count }
+    }
+
+    fn add(&mut self, other: &Unit) {
+        self.members.extend(&other.members);
+        self.bits.iter_mut().zip(&other.bits).for_each(|(all, word)| *all |= word);
+        self.count = count(&self.bits);
+    }
+}
+
+impl Units {
+    /// Each neuron by itself.
+    fn of(found: &Coactivity) -> Units {
+        let unit = |neuron| Unit::new(vec![neuron as u32], found.row(neuron).to_vec());
+        Units { tokens: found.tokens(), all: (0..found.neurons()).map(unit).collect() }
+    }
+
+    /// Each unit's best partners, best first.
+    ///
+    /// Pairing every unit with one of its own frequency is worth count^2 / tokens / 2 to each of two that know nothing
+    /// of each other, and costs nothing to get. A partner's gain is what it adds to that, times 2 tokens.
+    fn partners(&self) -> Vec<Vec<Partner>> {
+        let tokens = self.tokens as i64;
+        let own = |unit: &Unit| i64::from(unit.count) * i64::from(unit.count);
+        let of = |id: usize| {
+            let unit = &self.all[id];
+            let gain = |other: &Unit| {
+                2 * tokens * i64::from(together(&unit.bits, &other.bits)) - own(unit) - own(other)
+            };
+            let others = (0..self.all.len()).filter(|&other| other != id);
+            let mut partners: Vec<Partner> =
+                others.map(|id| Partner { gain: gain(&self.all[id]), id }).collect();
+            let best = |partner: &Partner| (std::cmp::Reverse(partner.gain), partner.id);
+            if partners.len() > PARTNERS {
+                partners.select_nth_unstable_by_key(PARTNERS, best);
+                partners.truncate(PARTNERS);
+            }
+            partners.sort_unstable_by_key(best);
+            partners
+        };
+        (0..self.all.len()).into_par_iter().map(of).collect()
+    }
+
+    /// Blocks of `size` units, grown from the best pairs by what adds least; then of what is left, by frequency. The
+    /// last block may be short.
+    fn grow(&self, partners: &[Vec<Partner>], size: usize) -> Vec<Vec<usize>> {
+        let mut free = vec![true; self.all.len()];
+        let mut blocks = Vec::new();
+        for (a, b) in ranked(partners) {
+            if size < 2 || !free[a] || !free[b] {
+                continue;
+            }
+            let mut ids = vec![a, b];
+            let mut grown = self.union(&ids);
+            while ids.len() < size {
+                let near = ids.iter().flat_map(|&id| &partners[id]).map(|partner| partner.id);
+                // What a unit adds to the block's tokens is read in vain for the others.
+                let best = near.filter(|id| free[*id] && !ids.contains(id)).min_by_key(|&id| {
+                    let unit = &self.all[id];
+                    (unit.count - together(&unit.bits, &grown.bits), id)
+                });
+                let Some(best) = best else { break };
+                grown.add(&self.all[best]);
+                ids.push(best);
+            }
+            // A short block would shift all that follow it: its units are left over.
+            if ids.len() == size {
+                ids.iter().for_each(|&id| free[id] = false);
+                blocks.push(ids);
             }
         }
-        if !gained {
-            break;
+        let mut left: Vec<usize> = (0..self.all.len()).filter(|&id| free[id]).collect();
+        left.sort_by_key(|&id| (std::cmp::Reverse(self.all[id].count), id));
+        blocks.extend(left.chunks(size).map(<[usize]>::to_vec));
+        blocks
+    }
+
+    fn union(&self, ids: &[usize]) -> Unit {
+        let mut unit = self.all[ids[0]].clone();
+        ids[1..].iter().for_each(|&id| unit.add(&self.all[id]));
+        unit
+    }
+
+    /// Each block as a unit, most often active first; a short one stays last.
+    fn join(&self, blocks: &[Vec<usize>]) -> Units {
+        let size = blocks.first().map_or(0, Vec::len);
+        let mut all: Vec<Unit> = blocks.iter().map(|ids| self.union(ids)).collect();
+        let short = all.pop_if(|_| blocks.last().is_some_and(|ids| ids.len() < size));
+        all.sort_by_key(|unit| std::cmp::Reverse(unit.count));
+        all.extend(short);
+        Units { tokens: self.tokens, all }
+    }
+
+    /// Blocks of `size` as units, grown and then improved: two units of different blocks change places wherever that
+    /// makes the blocks' tokens fewer.
+    fn group(&self, size: usize) -> Units {
+        let partners = self.partners();
+        let mut blocks = self.grow(&partners, size);
+        let mut block_of = vec![0; self.all.len()];
+        for (number, ids) in blocks.iter().enumerate() {
+            ids.iter().for_each(|&id| block_of[id] = number);
+        }
+        let cost = |ids: &[usize]| self.tokens_of(ids);
+        let mut costs: Vec<u32> = blocks.iter().map(|ids| cost(ids)).collect();
+        for _ in 0..ROUNDS {
+            let mut gained = false;
+            for a in 0..self.all.len() {
+                for partner in &partners[a] {
+                    let (from, to) = (block_of[a], block_of[partner.id]);
+                    if from == to {
+                        continue;
+                    }
+                    // a takes the place of one of its partner's companions.
+                    for place in 0..blocks[to].len() {
+                        let other = blocks[to][place];
+                        if other == partner.id {
+                            continue;
+                        }
+                        let swapped = |ids: &[usize], out: usize, into: usize| -> Vec<usize> {
+                            ids.iter().map(|&id| if id == out { into } else { id }).collect()
+                        };
+                        let new =
+                            [swapped(&blocks[from], a, other), swapped(&blocks[to], other, a)];
+                        let new_costs = [cost(&new[0]), cost(&new[1])];
+                        if new_costs[0] + new_costs[1] < costs[from] + costs[to] {
+                            [costs[from], costs[to]] = new_costs;
+                            [blocks[from], blocks[to]] = new;
+                            (block_of[a], block_of[other]) = (to, from);
+                            gained = true;
+                            break;
+                        }
+                    }
+                }
+            }
+            if !gained {
+                break;
+            }
+        }
+        self.join(&blocks)
+    }
+
+    /// How many tokens any of these units is active in.
+    fn tokens_of(&self, ids: &[usize]) -> u32 {
+        let rows: Vec<&[u64]> = ids.iter().map(|&id| &self.all[id].bits[..]).collect();
+        match rows[..] {
+            [a, b] => self.all[ids[0]].count + self.all[ids[1]].count - together(a, b),
+            [a, b, c] => {
+                let union = a.iter().zip(b).zip(c).map(|((a, b), c)| (a | b | c).count_ones());
+                union.sum()
+            }
+            _ => self.union(ids).count,
         }
     }
-    let mut pairs: Vec<Unit> =
-        (0..units.len()).filter(|&a| a < mate[a]).map(|a| units[a].join(&units[mate[a]])).collect();
-    pairs.sort_by_key(|pair| std::cmp::Reverse(pair.count));
-    pairs
+
+    /// Joins units in pairs until one is left, and returns its members. A unit without a partner stays last.
+    fn nest(mut self) -> Vec<u32> {
+        let mut tails: Vec<Vec<u32>> = Vec::new();
+        let size = self.all.first().map_or(0, |unit| unit.members.len());
+        if let Some(short) = self.all.pop_if(|unit| unit.members.len() < size) {
+            tails.push(short.members);
+        }
+        while self.all.len() > 1 {
+            if self.all.len() % 2 == 1 {
+                let rarest = (0..self.all.len()).min_by_key(|&id| (self.all[id].count, id));
+                tails.push(self.all.remove(rarest.expect("there are units")).members);
+            }
+            self = self.group(2);
+        }
+        let mut order = self.all.pop().map_or(Vec::new(), |unit| unit.members);
+        order.extend(tails.into_iter().rev().flatten());
+        order
+    }
+}
+
+/// All candidate pairs, best first.
+fn ranked(partners: &[Vec<Partner>]) -> Vec<(usize, usize)> {
+    let pair = |(a, partners): (usize, &Vec<Partner>)| {
+        let pair = move |b: &Partner| (std::cmp::Reverse(b.gain), a.min(b.id), a.max(b.id));
+        partners.iter().map(pair).collect::<Vec<_>>()
+    };
+    let mut pairs: Vec<_> = partners.iter().enumerate().flat_map(pair).collect();
+    pairs.sort_unstable();
+    pairs.dedup();
+    pairs.into_iter().map(|(_, a, b)| (a, b)).collect()
 }
 
 #[cfg(test)]
@@ -257,8 +267,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn active(neurons: u32, tokens: &[&[u32]]) -> Active {
-        let mut all = Active::new(neurons);
+    fn coactivity(neurons: u32, tokens: &[&[u32]]) -> Coactivity {
+        let mut all = Coactivity::new(neurons, tokens.len());
         for set in tokens {
             let codes: Vec<u8> =
                 (0..neurons).map(|n| if set.contains(&n) { 200 } else { 3 }).collect();
@@ -268,44 +278,65 @@ mod tests {
     }
 
     #[test]
-    fn redundancy_counts_what_is_read_in_vain() {
-        let found = active(5, &[&[0, 1], &[0, 2], &[4, 3]]);
-        let order = [0, 1, 2, 3, 4];
-        // Blocks {0 1} {2 3} {4}: 2, 4 and 3 neurons are read for 2 each.
-        assert_eq!(found.redundancy(&order, 2), 9.0 / 6.0 - 1.0);
-        assert_eq!(found.redundancy(&order, 1), 0.0);
-        assert_eq!(found.redundancy(&[0, 1, 4, 3, 2], 2), 7.0 / 6.0 - 1.0);
-        assert_eq!(found.redundancy(&order, 5), 15.0 / 6.0 - 1.0);
+    fn exchanging_partners_finds_what_greed_misses() {
+        // All act five times. 1 and 2 are together most often, but 0-1 and 2-3 together save more.
+        let tokens: [(&[u32], usize); 5] =
+            [(&[1, 2], 3), (&[0, 1], 2), (&[2, 3], 2), (&[0], 3), (&[3], 3)];
+        let tokens: Vec<&[u32]> =
+            tokens.iter().flat_map(|&(set, times)| std::iter::repeat_n(set, times)).collect();
+        let found = coactivity(4, &tokens);
+        assert_eq!(found.redundancy(&matching(&found, 2), 2), 32.0 / 20.0 - 1.0);
+        assert_eq!(found.redundancy(&greedy(&found, 2), 2), 34.0 / 20.0 - 1.0);
     }
 
-    #[test]
-    fn exchanging_partners_finds_what_greed_misses() {
-        // 1 and 2 are together most often, but 0-1 and 2-3 together save more.
-        let tokens: [&[u32]; 7] = [&[1, 2], &[1, 2], &[1, 2], &[0, 1], &[0, 1], &[2, 3], &[2, 3]];
-        let found = active(4, &tokens);
-        assert_eq!(found.redundancy(&found.matching(), 2), 20.0 / 14.0 - 1.0);
-        assert_eq!(found.redundancy(&found.greedy(2), 2), 22.0 / 14.0 - 1.0);
+    /// Groups of `group` neurons of 60 that act as one, three at a time.
+    fn planted(group: usize) -> Coactivity {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
+        let mut order: Vec<u32> = (0..60).collect();
+        order.shuffle(&mut random);
+        let groups: Vec<&[u32]> = order.chunks(group).collect();
+        let mut found = Coactivity::new(60, 200);
+        for _ in 0..200 {
+            let mut codes = [3u8; 60];
+            let mut ids: Vec<usize> = (0..60 / group).collect();
+            ids.shuffle(&mut random);
+            ids[..3].iter().flat_map(|&id| groups[id]).for_each(|&n| codes[n as usize] = 200);
+            found.push(&codes, 3 * group);
+        }
+        found
     }
 
     #[test]
     fn groups_that_act_as_one_are_found_at_every_block_size() {
-        let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
-        let mut order: Vec<u32> = (0..64).collect();
-        order.shuffle(&mut random);
-        let groups: Vec<&[u32]> = order.chunks(4).collect();
-        let mut found = Active::new(64);
-        for _ in 0..200 {
-            let mut codes = [3u8; 64];
-            let mut ids: Vec<usize> = (0..16).collect();
-            ids.shuffle(&mut random);
-            ids[..3].iter().flat_map(|&id| groups[id]).for_each(|&n| codes[n as usize] = 200);
-            found.push(&codes, 12);
+        for (group, block) in [(4, 2), (4, 4), (3, 3), (6, 3), (6, 6), (5, 5)] {
+            let found = planted(group);
+            let redundancy = |order: &[u32]| found.redundancy(order, block);
+            assert_eq!(redundancy(&matching(&found, block)), 0.0, "{group} {block}");
+            assert_eq!(redundancy(&greedy(&found, block)), 0.0, "{group} {block}");
+            assert!(redundancy(&random(60, 2)) > 0.5);
         }
-        for block in [2, 4] {
-            assert_eq!(found.redundancy(&found.matching(), block), 0.0);
-            assert_eq!(found.redundancy(&found.greedy(block), block), 0.0);
-            assert!(found.redundancy(&super::random(64, 2), block) > 0.5);
+    }
+
+    #[test]
+    fn rare_partners_are_found_beside_ones_that_are_always_active() {
+        // Neurons 0 to 79 act in most tokens; each pair from 80 on in a few, always together.
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(3);
+        let mut found = Coactivity::new(160, 400);
+        for token in 0..400 {
+            let mut codes = [3u8; 160];
+            codes[..80]
+                .iter_mut()
+                .for_each(|code| *code = 200 + rand::Rng::random_range(&mut random, 0..9));
+            let pair = 80 + token % 40;
+            (codes[pair], codes[pair + 40]) = (255, 255);
+            found.push(&codes, 70);
         }
+        let order = matching(&found, 2);
+        let mate = |neuron: u32| {
+            let place = order.iter().position(|&n| n == neuron).unwrap();
+            order[place ^ 1]
+        };
+        assert!((80..120).all(|neuron| mate(neuron) == neuron + 40));
     }
 
     proptest! {
@@ -316,8 +347,11 @@ mod tests {
         ) {
             let sets: Vec<Vec<u32>> = sets.into_iter().map(|set| set.into_iter().collect()).collect();
             let sets: Vec<&[u32]> = sets.iter().map(|set| &set[..]).collect();
-            let found = active(13, &sets);
-            for mut order in [found.by_frequency(), found.greedy(block), found.matching(), random(13, 1)] {
+            let found = coactivity(13, &sets);
+            let orders = [
+                by_frequency(&found), greedy(&found, block), matching(&found, block), random(13, 1),
+            ];
+            for mut order in orders {
                 order.sort_unstable();
                 prop_assert_eq!(order, (0..13).collect::<Vec<u32>>());
             }

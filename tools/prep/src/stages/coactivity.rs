@@ -1,0 +1,151 @@
+//! [`Coactivity`]: which of a layer's neurons are active in which tokens, and so how often any two act together.
+//!
+//! A neuron is *active* in a token if it is among the token's strongest. Its tokens are a set of bits, so how often two
+//! act together is one `and` and a count of bits; 14336 neurons over 120k tokens take 215 MB. Every so many tokens one
+//! is *held out*: it measures what the others have taught.
+
+use crate::error::Result;
+use crate::stages::activations::Activations;
+
+/// The tokens of each neuron of a layer.
+#[derive(Debug)]
+pub(crate) struct Coactivity {
+    tokens: usize,
+    words: usize,
+    /// Neurons x words: bit t mod 64 of word t / 64 says whether the neuron is active in token t.
+    bits: Vec<u64>,
+}
+
+/// A layer's coactivity in the tokens that teach and in those that measure.
+#[derive(Debug)]
+pub(crate) struct Split {
+    /// To learn from.
+    pub(crate) taught: Coactivity,
+    /// To measure on.
+    pub(crate) held_out: Coactivity,
+}
+
+impl Split {
+    /// Reads a layer. The `share` strongest neurons of a token are active; of `holdout_every` tokens the last is held
+    /// out.
+    pub(crate) fn read(
+        activations: &Activations,
+        layer: u32,
+        share: f64,
+        holdout_every: u32,
+    ) -> Result<Split> {
+        let params = activations.params();
+        let active = (f64::from(params.neurons) * share).round().max(1.0) as usize;
+        let tokens = usize::try_from(params.tokens).expect("tokens fit in memory");
+        let held = tokens / holdout_every as usize;
+        let mut taught = Coactivity::new(params.neurons, tokens - held);
+        let mut held_out = Coactivity::new(params.neurons, held);
+        for chunk in activations.layer(layer) {
+            let chunk = chunk?;
+            for token in 0..chunk.tokens() {
+                let number = chunk.first_token + token as u64 + 1;
+                let measures = number.is_multiple_of(u64::from(holdout_every));
+                let into = if measures { &mut held_out } else { &mut taught };
+                into.push(chunk.codes(token), active);
+            }
+        }
+        Ok(Split { taught, held_out })
+    }
+}
+
+impl Coactivity {
+    /// Of no token yet, with room for `tokens`.
+    pub(crate) fn new(neurons: u32, tokens: usize) -> Coactivity {
+        let words = tokens.div_ceil(64);
+        Coactivity { tokens: 0, words, bits: vec![0; neurons as usize * words] }
+    }
+
+    /// Adds a token whose neurons have these codes; the `active` largest count, the first of equals.
+    pub(crate) fn push(&mut self, codes: &[u8], active: usize) {
+        assert!(self.tokens < 64 * self.words, "no room for another token");
+        let mut keys: Vec<u32> = codes
+            .iter()
+            .zip(0..)
+            .map(|(&code, neuron)| u32::from(255 - code) << 24 | neuron)
+            .collect();
+        if active < keys.len() {
+            keys.select_nth_unstable(active);
+        }
+        for key in keys.iter().take(active) {
+            let neuron = (key & 0x00ff_ffff) as usize;
+            self.bits[neuron * self.words + self.tokens / 64] |= 1 << (self.tokens % 64);
+        }
+        self.tokens += 1;
+    }
+
+    /// Tokens.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Neurons.
+    pub(crate) fn neurons(&self) -> usize {
+        self.bits.len() / self.words.max(1)
+    }
+
+    /// The tokens of a neuron.
+    pub(crate) fn row(&self, neuron: usize) -> &[u64] {
+        &self.bits[neuron * self.words..][..self.words]
+    }
+
+    /// Neurons read in vain over active ones, if neurons lie in this order and any active one brings its block of
+    /// `block` neurons.
+    pub(crate) fn redundancy(&self, order: &[u32], block: usize) -> f64 {
+        let (mut read, mut active) = (0, 0);
+        let mut tokens = vec![0u64; self.words];
+        for neurons in order.chunks(block) {
+            tokens.fill(0);
+            for &neuron in neurons {
+                let row = self.row(neuron as usize);
+                tokens.iter_mut().zip(row).for_each(|(all, word)| *all |= word);
+                active += u64::from(count(row));
+            }
+            read += neurons.len() as u64 * u64::from(count(&tokens));
+        }
+        read as f64 / active.max(1) as f64 - 1.0
+    }
+}
+
+/// Number of bits that are set.
+pub(crate) fn count(bits: &[u64]) -> u32 {
+    bits.iter().map(|word| word.count_ones()).sum()
+}
+
+/// Number of bits that are set in both.
+pub(crate) fn together(a: &[u64], b: &[u64]) -> u32 {
+    a.iter().zip(b).map(|(a, b)| (a & b).count_ones()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redundancy_counts_what_is_read_in_vain() {
+        let sets: [&[u32]; 3] = [&[0, 1], &[0, 2], &[4, 3]];
+        let mut found = Coactivity::new(5, 3);
+        for set in sets {
+            let codes: Vec<u8> = (0..5).map(|n| if set.contains(&n) { 200 } else { 3 }).collect();
+            found.push(&codes, 2);
+        }
+        let order = [0, 1, 2, 3, 4];
+        // Blocks {0 1} {2 3} {4}: 2, 4 and 3 neurons are read for 2 each.
+        assert_eq!(found.redundancy(&order, 2), 9.0 / 6.0 - 1.0);
+        assert_eq!(found.redundancy(&order, 1), 0.0);
+        assert_eq!(found.redundancy(&[0, 1, 4, 3, 2], 2), 7.0 / 6.0 - 1.0);
+        assert_eq!(found.redundancy(&order, 5), 15.0 / 6.0 - 1.0);
+    }
+
+    #[test]
+    fn of_equal_codes_the_first_neuron_counts() {
+        let mut found = Coactivity::new(3, 65);
+        (0..65).for_each(|_| found.push(&[7, 9, 7], 2));
+        assert_eq!((0..3).map(|n| count(found.row(n))).collect::<Vec<_>>(), [65, 65, 0]);
+        assert_eq!(together(found.row(0), found.row(1)), 65);
+    }
+}
