@@ -4,6 +4,7 @@ use crate::cmd::all::AllArgs;
 use crate::cmd::base::{BaseArgs, SparsityArgs};
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
+use crate::cmd::stages::{ActivationsArgs, LayersArgs, MergeArgs, RecipeArgs, StageArgs};
 use crate::cmd::stages::{ActivationsArgs, MergeArgs, PlacementArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -33,6 +34,10 @@ pub(crate) enum Command {
     Mlp(MlpArgs),
     Base(BaseArgs),
     Sparsity(SparsityArgs),
+    /// Fits a vector for each neuron, near those of the neurons that it acts together with
+    Embedding(LayersArgs),
+    /// Orders each layer's neurons so that those that act together share blocks, and measures what that saves
+    Placement(LayersArgs),
     Merge(MergeArgs),
     /// Tells how far each stage has come
     Status(StageArgs),

@@ -9,6 +9,7 @@ use crate::recipe::Recipe;
 use crate::stage::{Outcome, Stage, State};
 use crate::stages::activations::{Activations, ActivationsStage};
 use crate::stages::base::BaseStage;
+use crate::stages::embedding::{Embedding, EmbeddingStage};
 use crate::stages::mlp::MlpStage;
 use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::PredictorStage;
@@ -89,11 +90,21 @@ impl Chain {
         ActivationsStage::new(&self.source, windows, prompts, &self.recipe)
     }
 
-    /// `40-placement` after these activations.
+    /// `30-embedding` after these activations.
     #[must_use]
-    pub fn placement<'a>(&self, activations: &'a Activations) -> PlacementStage<'a> {
+    pub fn embedding<'a>(&self, activations: &'a Activations) -> EmbeddingStage<'a> {
+        EmbeddingStage::new(activations, &self.recipe)
+    }
+
+    /// `40-placement` after these activations and vectors.
+    #[must_use]
+    pub fn placement<'a>(
+        &self,
+        activations: &'a Activations,
+        embedding: &'a Embedding,
+    ) -> PlacementStage<'a> {
         let architecture = self.source.model.config.architecture;
-        PlacementStage::new(activations, architecture, &self.recipe)
+        PlacementStage::new(activations, embedding, architecture, &self.recipe)
     }
 
     /// Fails if a bundle of this name would replace the model.
@@ -204,13 +215,25 @@ impl Chain {
             }
             None => self.unknown(ActivationsStage::NAME)?,
         });
+        let mut embedding = None;
         links.push(match &activations {
             Some(activations) => {
-                let stage = self.placement(activations);
+                let stage = self.embedding(activations);
+                if let Ok(Some(artifact)) = store.find(&stage) {
+                    embedding = Some(Embedding::new(artifact)?);
+                }
+                let (key, state) = (Some(stage.key()), store.state(&stage)?);
+                Link { stage: EmbeddingStage::NAME, key, state }
+            }
+            None => self.unknown(EmbeddingStage::NAME)?,
+        });
+        links.push(match (&activations, &embedding) {
+            (Some(activations), Some(embedding)) => {
+                let stage = self.placement(activations, embedding);
                 let (key, state) = (Some(stage.key()), store.state(&stage)?);
                 Link { stage: PlacementStage::NAME, key, state }
             }
-            None => self.unknown(PlacementStage::NAME)?,
+            _ => self.unknown(PlacementStage::NAME)?,
         });
         links.push(match &activations {
             Some(activations) => {

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         Command::All(args) => cmd::all::run(&args),
         Command::Prompts(args) => cmd::stages::prompts(&args),
         Command::Activations(args) => cmd::stages::activations(&args),
+        Command::Embedding(args) => cmd::stages::embedding(&args),
         Command::Placement(args) => cmd::stages::placement(&args),
         Command::Predictor(args) => cmd::predictor::predictor(&args),
         Command::Mlp(args) => cmd::predictor::mlp(&args),

@@ -9,6 +9,8 @@ pub enum Phase {
     Pack,
     /// The dense forward; counted in tokens, each once a layer.
     Forward,
+    /// Fitting neurons' vectors; counted in layers.
+    Embedding,
     /// Measuring orders of neurons; counted in layers.
     Placement,
     /// Training predictors; counted in layers.
@@ -19,6 +21,8 @@ pub enum Phase {
     Base,
     /// Measuring perplexity; counted in tokens, each once a layer.
     Evaluation,
+    /// Decomposing features; counted in layers.
+    Projection,
 }
 
 /// Told how the work goes on.

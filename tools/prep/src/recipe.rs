@@ -38,6 +38,7 @@ pub struct Recipe {
     pub seed: u64,
     pub calibration: Calibration,
     pub activations: Activations,
+    pub embedding: Embedding,
     pub placement: Placement,
     pub projection: Projection,
     pub predictor: Predictor,
@@ -64,6 +65,8 @@ section! { /// `[calibration]`.
 Calibration { tokens: u64, window: u32, } }
 section! { /// `[activations]`.
 Activations { chunk_tokens: u32, stages: u32, staged_share: f64, stage_every: u32, check_tokens: u64, } }
+section! { /// `[embedding]`.
+Embedding { dimensions: u32, epochs: u32, learning_rate: f64, negatives: f64, } }
 section! { /// `[projection]`.
 Projection { share: f64, whiten: bool, } }
 section! { /// `[predictor]`, and `[literal]`, which is the paper's.
@@ -125,9 +128,7 @@ pub struct Placement {
     pub method: String,
     pub active_share: f64,
     pub holdout_every: u32,
-    pub dimensions: u32,
-    pub epochs: u32,
-    pub learning_rate: f64,
+    pub cluster_neurons: u32,
 }
 
 impl Placement {
@@ -200,6 +201,9 @@ impl Recipe {
             ("activations.stages", activations.stages.into(), 1, 64),
             ("activations.stage_every", activations.stage_every.into(), 1, 1 << 20),
             ("placement.block_neurons", placement.block_neurons.unwrap_or(1).into(), 1, 4096),
+            ("embedding.dimensions", self.embedding.dimensions.into(), 1, 4096),
+            ("embedding.epochs", self.embedding.epochs.into(), 1, 1 << 20),
+            ("placement.cluster_neurons", placement.cluster_neurons.into(), 1, 1 << 20),
             ("placement.holdout_every", placement.holdout_every.into(), 2, 1 << 20),
             ("predictor.layers", predictor.layers.into(), 1, 8),
             ("predictor.tau", predictor.tau.into(), 1, 4096),

@@ -28,11 +28,13 @@ impl Progress for TerminalProgress {
             Phase::Hash => ("hashing", "bytes"),
             Phase::Pack => ("packing", "bytes"),
             Phase::Forward => ("forward", "tokens"),
+            Phase::Embedding => ("embedding", "layers"),
             Phase::Placement => ("placement", "layers"),
             Phase::Predictor => ("predictor", "layers"),
             Phase::Mlp => ("baselines", "layers"),
             Phase::Base => ("base", "layers"),
             Phase::Evaluation => ("evaluation", "tokens"),
+            Phase::Projection => ("projection", "layers"),
         };
         let template = match unit {
             "bytes" => {

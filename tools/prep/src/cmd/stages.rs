@@ -1,4 +1,4 @@
-//! `ls-prep prompts`, `activations`, `placement`, `merge`, `status` and `recipe`.
+//! `ls-prep prompts`, `activations`, `embedding`, `placement`, `merge`, `status` and `recipe`.
 
 use super::{extend, print};
 use crate::peak_rss_bytes;
@@ -11,6 +11,7 @@ use ls_prep::model::forward::operations_per_second;
 use ls_prep::recipe::Recipe;
 use ls_prep::stage::{Outcome, Stage, State, merge};
 use ls_prep::stages::activations::{Activations, ActivationsStage, Cost};
+use ls_prep::stages::embedding::{Embedding, EmbeddingStage, Fit};
 use ls_prep::stages::placement::{Measured, Placement, PlacementStage};
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -68,9 +69,9 @@ pub(crate) struct ActivationsArgs {
     estimate: bool,
 }
 
-/// Orders each layer's neurons so that those that act together share blocks, and measures what that saves.
+/// A stage whose layers can be made apart.
 #[derive(Debug, clap::Args)]
-pub(crate) struct PlacementArgs {
+pub(crate) struct LayersArgs {
     #[command(flatten)]
     stage: StageArgs,
     /// Only these layers: A..B, without B
@@ -160,8 +161,30 @@ pub(crate) fn activations(args: &ActivationsArgs) -> Result<()> {
     report(args.stage.json, found.artifact(), outcome, start.elapsed(), &text, details)
 }
 
+/// `ls-prep embedding`.
+pub(crate) fn embedding(args: &LayersArgs) -> Result<()> {
+    let start = Instant::now();
+    let mut progress = TerminalProgress::new();
+    let chain = args.stage.chain(&mut progress)?;
+    let (windows, prompts) = chain.windows(&mut progress)?;
+    let store = &chain.source.store;
+    let recorded = store.need(&chain.activations(&windows, prompts), EmbeddingStage::NAME)?;
+    let recorded = Activations::new(recorded)?;
+    let stage = chain.embedding(&recorded);
+    let (artifact, outcome) = store.run(&stage, args.layers.clone(), &mut progress)?;
+    drop(progress);
+    let found = Embedding::new(artifact)?;
+    let layers = found.artifact().description().units_held();
+    let fits = layers.clone().map(|layer| found.fit(layer)).collect::<Result<Vec<_>>>()?;
+    let mean = |of: fn(&Fit) -> f64| fits.iter().map(of).sum::<f64>() / fits.len() as f64;
+    let (first, last) = (mean(|fit| fit.first_loss), mean(|fit| fit.last_loss));
+    let text = format!("mean loss {first:.4} at first, {last:.4} at last");
+    let details = json!({"first_layer": layers.start, "fits": fits});
+    report(args.stage.json, found.artifact(), outcome, start.elapsed(), &text, details)
+}
+
 /// `ls-prep placement`.
-pub(crate) fn placement(args: &PlacementArgs) -> Result<()> {
+pub(crate) fn placement(args: &LayersArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let chain = args.stage.chain(&mut progress)?;
@@ -169,7 +192,9 @@ pub(crate) fn placement(args: &PlacementArgs) -> Result<()> {
     let store = &chain.source.store;
     let recorded = store.need(&chain.activations(&windows, prompts), PlacementStage::NAME)?;
     let recorded = Activations::new(recorded)?;
-    let stage = chain.placement(&recorded);
+    let embedding = store.need(&chain.embedding(&recorded), PlacementStage::NAME)?;
+    let embedding = Embedding::new(embedding)?;
+    let stage = chain.placement(&recorded, &embedding);
     let (artifact, outcome) = store.run(&stage, args.layers.clone(), &mut progress)?;
     drop(progress);
     let found = Placement::read(&artifact)?;

@@ -8,11 +8,13 @@
 //! - `frequency`: most often active first;
 //! - `greedy`: the best pair, then the best of what is left, grown to blocks;
 //! - `matching`: blocks grown so and then improved by exchanging neurons, then pairs of blocks, pairs of pairs, and so
-//!   on to the whole layer (of a block size that can be halved, halves first).
+//!   on to the whole layer (of a block size that can be halved, halves first);
+//! - `embedding`: the paper's: clusters of the vectors of `30-embedding`, filled into blocks by the vectors alone.
 //!
 //! Every order goes on from blocks to larger groups, so that neighbouring blocks act together too. A layer's unit has
 //! two records: 0 is JSON ([`Measured`] and the choice), 1 the chosen order, u32 neurons.
 
+mod clusters;
 mod order;
 
 use crate::artifact::{Artifact, Input, RecordId};
@@ -24,6 +26,7 @@ use crate::recipe::Recipe;
 use crate::stage::{Stage, each_layer};
 use crate::stages::activations::Activations;
 use crate::stages::coactivity::Split;
+use crate::stages::embedding::Embedding;
 use ls_bundle::model::Architecture;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -32,6 +35,7 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct PlacementStage<'a> {
     activations: &'a Activations,
+    embedding: &'a Embedding,
     params: Params,
 }
 
@@ -46,7 +50,9 @@ pub struct Params {
     pub active_share: f64,
     /// Of so many tokens the last one measures.
     pub holdout_every: u32,
-    /// Of the shuffled order.
+    /// Neurons of a cluster, about.
+    pub cluster_neurons: u32,
+    /// Of the shuffled order, and of the first clusters.
     pub seed: u64,
 }
 
@@ -74,18 +80,24 @@ pub struct LayerPlacement {
 }
 
 impl<'a> PlacementStage<'a> {
-    /// Orders after `activations`, as `recipe` says for a model family.
+    /// Orders after `activations` and `embedding`, as `recipe` says for a model family.
     #[must_use]
-    pub fn new(activations: &'a Activations, architecture: Architecture, recipe: &Recipe) -> Self {
+    pub fn new(
+        activations: &'a Activations,
+        embedding: &'a Embedding,
+        architecture: Architecture,
+        recipe: &Recipe,
+    ) -> Self {
         let recipe_of = &recipe.placement;
         let params = Params {
             block_neurons: recipe_of.block_neurons(architecture).min(activations.params().neurons),
             method: recipe_of.method.clone(),
             active_share: recipe_of.active_share,
             holdout_every: recipe_of.holdout_every,
+            cluster_neurons: recipe_of.cluster_neurons,
             seed: recipe.stage_seed(Self::NAME),
         };
-        PlacementStage { activations, params }
+        PlacementStage { activations, embedding, params }
     }
 
     fn layer(&self, layer: u32) -> Result<LayerPlacement> {
@@ -93,13 +105,16 @@ impl<'a> PlacementStage<'a> {
         let neurons = self.activations.params().neurons;
         let Split { taught, held_out } =
             Split::read(self.activations, layer, active_share, holdout_every)?;
-        let block = block_neurons as usize;
+        let vectors = self.embedding.layer(layer)?;
+        let seed = seed.wrapping_add(layer.into());
+        let (block, cluster) = (block_neurons as usize, self.params.cluster_neurons as usize);
         let mut orders: Vec<(&str, Vec<u32>)> = vec![
             ("file", (0..neurons).collect()),
-            ("random", order::random(neurons, seed.wrapping_add(layer.into()))),
+            ("random", order::random(neurons, seed)),
             ("frequency", order::by_frequency(&taught)),
             ("greedy", order::greedy(&taught, block)),
             ("matching", order::matching(&taught, block)),
+            ("embedding", clusters::order(&vectors, &taught, block, cluster, seed)?),
         ];
         let measured: Vec<Measured> = orders
             .iter()
@@ -136,8 +151,11 @@ impl Stage for PlacementStage<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let description = self.activations.artifact().description();
-        vec![Input { name: description.stage.clone(), key: description.key }]
+        let of = |artifact: &Artifact| {
+            let description = artifact.description();
+            Input { name: description.stage.clone(), key: description.key }
+        };
+        vec![of(self.activations.artifact()), of(self.embedding.artifact())]
     }
 
     fn units(&self) -> u32 {

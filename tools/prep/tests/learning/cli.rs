@@ -29,6 +29,10 @@ fn run(command: &mut Command) -> Value {
     json(&command.output().unwrap())
 }
 
+fn code_of(command: &mut Command) -> Option<i32> {
+    command.output().unwrap().status.code()
+}
+
 fn artifact(report: &Value) -> PathBuf {
     PathBuf::from(report["path"].as_str().unwrap())
 }
@@ -41,7 +45,7 @@ fn a_chain_is_made_told_and_kept() {
         links.iter().map(|link| link["state"].as_str().unwrap().to_owned()).collect()
     };
     let status = || run(&mut stage(&bench, "status", "a"));
-    assert_eq!(states(&status()), ["done", "missing", "missing", "missing"]);
+    assert_eq!(states(&status()), ["done", "missing", "missing", "missing", "missing"]);
     let prompts = run(&mut stage(&bench, "prompts", "a"));
     assert_eq!((&prompts["outcome"], &prompts["tokens"]), (&"made".into(), &512.into()));
     let cost = run(stage(&bench, "activations", "a").arg("--estimate"));
@@ -50,14 +54,18 @@ fn a_chain_is_made_told_and_kept() {
     assert!(made["bytes"].as_u64() > cost["artifact_bytes"].as_u64());
     let perplexity = made["perplexity"].as_f64().unwrap();
     assert!(perplexity > 1.0 && perplexity.is_finite(), "{perplexity}");
-    assert_eq!(states(&status()), ["done", "done", "done", "missing"]);
+    assert_eq!(states(&status()), ["done", "done", "done", "missing", "missing"]);
     assert_eq!(run(&mut stage(&bench, "activations", "a"))["outcome"], "kept");
+    assert_eq!(code_of(&mut stage(&bench, "placement", "a")), Some(4), "it needs the embedding");
+    let fitted = run(&mut stage(&bench, "embedding", "a"));
+    assert_eq!(fitted["fits"].as_array().unwrap().len(), 3);
     let placed = run(&mut stage(&bench, "placement", "a"));
-    assert_eq!(placed["layers"][2]["measured"][4]["method"], "matching");
+    let last = &placed["layers"][2]["measured"];
+    assert_eq!((&last[4]["method"], &last[5]["method"]), (&"matching".into(), &"embedding".into()));
     let mut other = program("status");
     other.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join("a"));
     other.args(["--recipe", "quick", "--json", "--calibration"]).arg(text());
-    assert_eq!(states(&run(&mut other)), ["done", "stale", "stale", "stale"]);
+    assert_eq!(states(&run(&mut other)), ["done", "stale", "stale", "stale", "stale"]);
 }
 
 #[test]
@@ -143,7 +151,7 @@ fn shares_made_by_several_processes_are_merged() {
 #[test]
 fn wrong_arguments_are_usage() {
     let bench = Bench::new();
-    let code = |command: &mut Command| command.output().unwrap().status.code();
+    let code = code_of;
     assert_eq!(code(stage(&bench, "activations", "a").args(["--layers", "2..9"])), Some(2));
     assert_eq!(code(stage(&bench, "activations", "a").args(["--layers", "2..2"])), Some(2));
     let unknown =

@@ -1,0 +1,143 @@
+//! The expected loss of a skip-gram with negative sampling, and its descent.
+//!
+//! Draw one of all co-activations: neurons i and j with probability C_ij = C_ji. Draw k negatives for i as its partners
+//! are drawn when i is not looked at, with probability p_j = sum_i C_ij. The expected loss is
+//!
+//! ```text
+//! L = sum over i != j of  -C_ij log σ(z_i · z_j) - k p_i p_j log σ(-z_i · z_j)
+//! ```
+//!
+//! with its least value where z_i · z_j = log(C_ij / (k p_i p_j)). A pass goes over strips of rows i, each a step of
+//! AdamW on the gradient of the strip's part, (k p_i p_j σ(s) - C_ij σ(-s)) for each score s; a strip's scores are all
+//! that is in memory of the N x N.
+
+use super::{Fit, Params, Vectors};
+use crate::error::{PrepError, Result};
+use crate::stages::coactivity::{Coactivity, together};
+use candle_core::{Device, Tensor, Var};
+use candle_nn::{AdamW, Optimizer, ParamsAdamW};
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rayon::prelude::*;
+
+/// Rows of a strip. Fewer are more steps a pass, and more memory traffic.
+const STRIP: usize = 256;
+/// Size of the first vectors' elements.
+const FIRST: f32 = 0.15;
+
+/// How often two neurons act together.
+struct Counts {
+    neurons: usize,
+    /// Neurons x neurons, zero for a neuron with itself.
+    pairs: Vec<f32>,
+    /// Sum of each row over the sum of all.
+    shares: Vec<f32>,
+    total: f64,
+}
+
+impl Counts {
+    fn of(taught: &Coactivity) -> Counts {
+        let neurons = taught.neurons();
+        let mut pairs = vec![0f32; neurons * neurons];
+        pairs.par_chunks_exact_mut(neurons).enumerate().for_each(|(a, row)| {
+            for (b, pair) in row.iter_mut().enumerate().skip(a + 1) {
+                *pair = together(taught.row(a), taught.row(b)) as f32;
+            }
+        });
+        for a in 1..neurons {
+            for b in 0..a {
+                pairs[a * neurons + b] = pairs[b * neurons + a];
+            }
+        }
+        let sum = |row: &[f32]| row.iter().map(|&pair| f64::from(pair)).sum::<f64>();
+        let sums: Vec<f64> = pairs.par_chunks_exact(neurons).map(sum).collect();
+        let total = sums.iter().sum::<f64>().max(1.0);
+        let shares = sums.iter().map(|sum| (sum / total) as f32).collect();
+        Counts { neurons, pairs, shares, total }
+    }
+
+    /// Turns the scores of the rows from `first` on into the gradient of the loss by them, times the number of neurons;
+    /// returns the rows' part of the loss.
+    fn gradient(&self, first: usize, scores: &mut [f32], negatives: f32) -> f64 {
+        let neurons = self.neurons;
+        let (share_of_pair, scale) = ((1.0 / self.total) as f32, neurons as f32);
+        let row = |(index, scores): (usize, &mut [f32])| {
+            let a = first + index;
+            let pairs = &self.pairs[a * neurons..][..neurons];
+            let drawn = negatives * self.shares[a];
+            let mut loss = 0.0;
+            for (b, (score, &pair)) in scores.iter_mut().zip(pairs).enumerate() {
+                if a == b {
+                    *score = 0.0;
+                    continue;
+                }
+                let (positive, negative) = (pair * share_of_pair, drawn * self.shares[b]);
+                // log(1 + e^-|s|) serves both logarithms.
+                let fall = (-score.abs()).exp();
+                let log = fall.ln_1p();
+                let loss_of =
+                    positive * ((-*score).max(0.0) + log) + negative * (score.max(0.0) + log);
+                loss += f64::from(loss_of);
+                let of_positive =
+                    if *score >= 0.0 { fall / (1.0 + fall) } else { 1.0 / (1.0 + fall) };
+                *score = scale * (negative * (1.0 - of_positive) - positive * of_positive);
+            }
+            loss
+        };
+        let losses: Vec<f64> = scores.par_chunks_exact_mut(neurons).enumerate().map(row).collect();
+        losses.iter().sum()
+    }
+}
+
+/// Fits a layer's vectors.
+pub(super) fn fit(taught: &Coactivity, params: &Params, layer: u32) -> Result<(Fit, Vectors)> {
+    let counts = Counts::of(taught);
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(params.seed.wrapping_add(u64::from(layer)));
+    let dimensions = params.dimensions as usize;
+    let first: Vec<f32> =
+        (0..counts.neurons * dimensions).map(|_| random.random_range(-FIRST..FIRST)).collect();
+    descend(&counts, first, params)
+        .map_err(|problem: candle_core::Error| PrepError::corrupt("the embedding", problem))
+}
+
+fn descend(
+    counts: &Counts,
+    first: Vec<f32>,
+    params: &Params,
+) -> candle_core::Result<(Fit, Vectors)> {
+    let (neurons, dimensions) = (counts.neurons, params.dimensions as usize);
+    let vectors = Var::from_vec(first, (neurons, dimensions), &Device::Cpu)?;
+    let settings = ParamsAdamW { weight_decay: 0.0, ..ParamsAdamW::default() };
+    let mut optimizer = AdamW::new(vec![vectors.clone()], settings)?;
+    let strips = neurons.div_ceil(STRIP);
+    let steps = strips * params.epochs as usize;
+    let mut fit = Fit { first_loss: 0.0, last_loss: 0.0 };
+    for step in 0..steps {
+        let along = step as f64 / steps as f64;
+        optimizer.set_learning_rate(
+            params.learning_rate * 0.5 * (1.0 + (std::f64::consts::PI * along).cos()),
+        );
+        let start = step % strips * STRIP;
+        let rows = STRIP.min(neurons - start);
+        let all = vectors.as_detached_tensor();
+        let strip = all.narrow(0, start, rows)?;
+        let mut scores: Vec<f32> = strip.matmul(&all.t()?)?.flatten_all()?.to_vec1()?;
+        let loss = counts.gradient(start, &mut scores, params.negatives as f32);
+        if step < strips {
+            fit.first_loss += loss;
+        }
+        if step >= steps - strips {
+            fit.last_loss += loss;
+        }
+        // A pair's score has a vector of the strip on one side and any on the other.
+        let by_score = Tensor::from_vec(scores, (rows, neurons), &Device::Cpu)?;
+        let others = by_score.t()?.matmul(&strip)?;
+        let own = by_score.matmul(&all)?.pad_with_zeros(0, start, neurons - start - rows)?;
+        // Its derivative is the gradient, which is what the optimiser asks for.
+        let slope = (vectors.as_tensor() * (others + own)?)?.sum_all()?;
+        optimizer.step(&slope.backward()?)?;
+    }
+    let values = vectors.flatten_all()?.to_vec1()?;
+    let negatives = params.negatives as f32;
+    Ok((fit, Vectors { dimensions, negatives, values }))
+}
