@@ -5,7 +5,6 @@ use crate::cmd::base::{BaseArgs, SparsityArgs};
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
 use crate::cmd::stages::{ActivationsArgs, LayersArgs, MergeArgs, RecipeArgs, StageArgs};
-use crate::cmd::stages::{ActivationsArgs, MergeArgs, PlacementArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
 use ls_bundle::model::{DType, WeightTypes};
@@ -29,7 +28,6 @@ pub(crate) enum Command {
     /// Takes windows of tokens from calibration text
     Prompts(StageArgs),
     Activations(ActivationsArgs),
-    Placement(PlacementArgs),
     Predictor(PredictorArgs),
     Mlp(MlpArgs),
     Base(BaseArgs),

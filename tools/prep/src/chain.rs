@@ -3,22 +3,24 @@
 use crate::error::Result;
 use crate::import::{self, TOOL, source_name};
 use crate::key::Key;
-use crate::pack::{self, Learned};
+use crate::pack::{self, Learned, Table};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::stage::{Outcome, Stage, State};
 use crate::stages::activations::{Activations, ActivationsStage};
-use crate::stages::base::BaseStage;
+use crate::stages::base::{Base, BaseStage};
 use crate::stages::embedding::{Embedding, EmbeddingStage};
 use crate::stages::mlp::MlpStage;
 use crate::stages::placement::{Placement, PlacementStage};
-use crate::stages::predictor::PredictorStage;
+use crate::stages::predictor::{PredictorStage, Predictors};
 use crate::stages::prompts::{Prompts, Windows};
 use crate::stages::source::{self, Source};
 use ls_bundle::Bundle;
+use ls_bundle::base::BaseTables;
 use ls_bundle::identity::Identity;
-use ls_bundle::ids::NeuronId;
+use ls_bundle::ids::{LayerId, NeuronId};
 use ls_bundle::model::WeightTypes;
+use ls_bundle::tables::TableKind;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +46,44 @@ pub struct PackedBundle {
     pub outcome: Outcome,
     /// Its length.
     pub bytes: u64,
+}
+
+/// What goes into a bundle besides the model.
+#[derive(Clone, Copy, Debug)]
+pub struct Made<'a> {
+    /// The order of the neurons.
+    pub placement: &'a Placement,
+    /// Predictors of the placement's blocks.
+    pub predictors: Option<&'a Predictors>,
+    /// The low-bit base.
+    pub base: Option<&'a Base>,
+}
+
+impl<'a> Made<'a> {
+    /// As tables of a bundle, in their order there.
+    fn tables(&self) -> Result<Vec<Table<'a>>> {
+        let mut tables = Vec::new();
+        for (number, placed) in (0u16..).zip(&self.placement.layers) {
+            let layer = LayerId(number);
+            if let Some(predictors) = self.predictors {
+                let content = &predictors.layers[usize::from(number)].tables;
+                let len = content.len() as u64;
+                let content = Box::new(move || Ok(content.clone()));
+                tables.push(Table { layer, kind: TableKind::Predictor, len, content });
+            }
+            if let Some(base) = self.base {
+                let order = &placed.order;
+                let len = (order.len() * base.layout().bytes()) as u64;
+                let content = Box::new(move || base.records_in(number.into(), order));
+                tables.push(Table { layer, kind: TableKind::Base, len, content });
+                let len = BaseTables::bytes(order.len() as u32, base.layout().cols());
+                let content =
+                    Box::new(move || Ok(base.tables_in(number.into(), order)?.to_bytes()));
+                tables.push(Table { layer, kind: TableKind::BaseScores, len, content });
+            }
+        }
+        Ok(tables)
+    }
 }
 
 /// How far one stage has come.
@@ -116,16 +156,20 @@ impl Chain {
     pub fn pack(
         &self,
         out: &Path,
-        placement: &Placement,
+        made: &Made<'_>,
         progress: &mut dyn Progress,
     ) -> Result<PackedBundle> {
+        let Made { placement, predictors, base, .. } = *made;
         let pack = &self.recipe.pack;
         let types = WeightTypes {
             attention: pack.dtype.into(),
             ffn: pack.ffn_dtype.into(),
             embedding: pack.embedding_dtype.into(),
         };
-        let made_of = [(Self::PACK, self.source.key), (PlacementStage::NAME, placement.key)];
+        let mut made_of =
+            vec![(source::NAME, self.source.key), (PlacementStage::NAME, placement.key)];
+        made_of.extend(predictors.map(|found| (PredictorStage::NAME, found.key)));
+        made_of.extend(base.map(|base| (BaseStage::NAME, base.key())));
         let recipe =
             made_of.iter().fold(self.recipe.to_toml() + "\n[made_of]\n", |text, (name, key)| {
                 text + &format!("{name:?} = \"{key}\"\n")
@@ -148,7 +192,7 @@ impl Chain {
         let neurons = order.map(|&neuron| NeuronId(neuron)).collect();
         let model = &self.source.model;
         let placed = ls_bundle::placement::Placement::new(model.config.ffn_hidden, neurons);
-        let learned = Learned { placement: Some(placed), ..Learned::default() };
+        let learned = Learned { placement: Some(placed), tables: made.tables()?, settings: None };
         let packed =
             pack::write(out, model, identity, types, placement.block_neurons, &learned, progress)?;
         Ok(PackedBundle { key, outcome: Outcome::Made, bytes: packed.bundle_bytes })
@@ -176,6 +220,13 @@ impl Chain {
         placement: Option<&'a Placement>,
     ) -> MlpStage<'a> {
         MlpStage::new(activations, placement, &self.recipe)
+    }
+
+    /// Whether the recipe asks for a base.
+    #[must_use]
+    pub fn wants_base(&self) -> bool {
+        let base = &self.recipe.base;
+        base.gate_bits > 0 && base.up_bits > 0
     }
 
     /// `63-base` after these activations.

@@ -6,14 +6,18 @@ use crate::peak_rss_bytes;
 use crate::terminal::TerminalProgress;
 use ls_bundle::ids::ByteCount;
 use ls_prep::artifact::Artifact;
-use ls_prep::chain::Chain;
+use ls_prep::chain::{Chain, Made};
 use ls_prep::error::Result;
+use ls_prep::exit::Exit;
 use ls_prep::key::Key;
 use ls_prep::model::forward::operations_per_second;
 use ls_prep::progress::Progress;
 use ls_prep::stage::{Outcome, Stage};
 use ls_prep::stages::activations::{Activations, ActivationsStage};
+use ls_prep::stages::base::Base;
+use ls_prep::stages::embedding::Embedding;
 use ls_prep::stages::placement::Placement;
+use ls_prep::stages::predictor::Predictors;
 use serde::Serialize;
 use serde_json::json;
 use std::path::PathBuf;
@@ -93,13 +97,18 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
     let activations = chain.activations(&windows, prompts);
     announce(&chain, &activations)?;
     let activations = Activations::new(run.stage(&activations)?)?;
-    let placement = Placement::read(&run.stage(&chain.placement(&activations))?)?;
+    let embedding = Embedding::new(run.stage(&chain.embedding(&activations))?)?;
+    let placement = Placement::read(&run.stage(&chain.placement(&activations, &embedding))?)?;
+    let stage = chain.predictor(&activations, Some(&placement), false);
+    let predictors = Predictors::read(&run.stage(&stage)?)?;
+    let base = base(&mut run, &activations)?;
 
     let packing = Instant::now();
     let mut progress = TerminalProgress::new();
-    let bundle = chain.pack(&args.out, &placement, &mut progress as &mut dyn Progress)?;
+    let made = Made { placement: &placement, predictors: Some(&predictors), base: base.as_ref() };
+    let bundle = chain.pack(&args.out, &made, &mut progress as &mut dyn Progress)?;
     drop(progress);
-    run.tell("90-pack", bundle.key, bundle.outcome, bundle.bytes, packing);
+    run.tell(Chain::PACK, bundle.key, bundle.outcome, bundle.bytes, packing);
     let seconds = start.elapsed().as_secs_f64();
     if !args.stage.json {
         let peak =
@@ -114,6 +123,21 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
     });
     extend(&mut object, json!({"stages": run.told}));
     print(object)
+}
+
+/// The base, where the recipe asks for one and the model can have one.
+fn base(run: &mut Run<'_>, activations: &Activations) -> Result<Option<Base>> {
+    if !run.chain.wants_base() {
+        return Ok(None);
+    }
+    match run.chain.base(activations) {
+        Ok(stage) => Ok(Some(Base::new(run.stage(&stage)?)?)),
+        Err(problem) if problem.exit() == Exit::Unsupported => {
+            eprintln!("no base: {problem}");
+            Ok(None)
+        }
+        Err(problem) => Err(problem),
+    }
 }
 
 /// Says what the longest stage will take, unless it is done, and refuses what the disk cannot hold.

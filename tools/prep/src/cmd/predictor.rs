@@ -8,6 +8,7 @@ use ls_prep::chain::Chain;
 use ls_prep::error::Result;
 use ls_prep::predictors::Measured;
 use ls_prep::stages::activations::Activations;
+use ls_prep::stages::embedding::Embedding;
 use ls_prep::stages::mlp::{self, MlpStage};
 use ls_prep::stages::placement::{Placement, PlacementStage};
 use ls_prep::stages::predictor::{PredictorStage, Predictors};
@@ -55,7 +56,8 @@ fn inputs(
     let store = &chain.source.store;
     let recorded = Activations::new(store.need(&chain.activations(&windows, prompts), by)?)?;
     let placement = if placed {
-        let stage: PlacementStage<'_> = chain.placement(&recorded);
+        let embedding = Embedding::new(store.need(&chain.embedding(&recorded), by)?)?;
+        let stage: PlacementStage<'_> = chain.placement(&recorded, &embedding);
         Some(Placement::read(&store.need(&stage, by)?)?)
     } else {
         None

@@ -25,6 +25,7 @@ use crate::recipe::Recipe;
 use crate::stage::{Stage, each_layer};
 use crate::stages::activations::Activations;
 use crate::stages::source::Source;
+use ls_bundle::base::BaseTables;
 use ls_bundle::low_bit::{Bits, RecordLayout};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -181,6 +182,34 @@ impl Base {
             self.artifact.read(RecordId::new(layer, 1))?,
             self.artifact.read(RecordId::new(layer, 2))?,
         ])
+    }
+
+    /// The low-bit records of a layer with neuron `order[p]` at place p.
+    pub fn records_in(&self, layer: u32, order: &[u32]) -> Result<Vec<u8>> {
+        let [records, _] = self.bytes(layer)?;
+        let len = self.layout.bytes();
+        if records.len() != order.len() * len {
+            return Err(self.artifact.fault(format!("layer {layer} has not its shape")));
+        }
+        let record = |&neuron: &u32| &records[neuron as usize * len..][..len];
+        Ok(order.iter().flat_map(record).copied().collect())
+    }
+
+    /// What goes with [`Base::records_in`].
+    pub fn tables_in(&self, layer: u32, order: &[u32]) -> Result<BaseTables> {
+        let (info, decoded) = (self.info(layer)?, self.layer(layer)?);
+        let LayerBase { doubt, constant, .. } = decoded;
+        let placed = |values: &[f32]| order.iter().map(|&n| values[n as usize]).collect();
+        Ok(BaseTables {
+            cols: self.layout.cols(),
+            codebooks: info.codebooks,
+            offset: placed(&decoded.offset),
+            slope: vec![1.0; order.len()],
+            down_error: placed(&doubt.down),
+            gate_error: placed(&doubt.gate),
+            up_error: placed(&doubt.up),
+            constant,
+        })
     }
 
     /// A layer, decoded.
