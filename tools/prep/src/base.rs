@@ -1,8 +1,8 @@
 //! [`LayerBase`]: what a layer's resident low-bit copy tells of its neurons, and what it adds in their stead.
 //!
 //! From the copy's gate and up come g~, u~ and h~ = SiLU(g~) u~ of every neuron. *Selected* neurons run exactly. Any
-//! other adds (h~ + offset) d~, d~ its low-bit down column; in d~'s scales is also how far its h~ is to be trusted
-//! (the shrinkage b of b h~ + a). One constant a layer makes up for what is missing on average.
+//! other adds h~ d~, d~ its low-bit down column, whose scales also hold how far h~ is to be trusted. One constant a
+//! layer makes up for what is missing on average.
 //!
 //! Neurons are selected by the error that leaving them to the copy is expected to make:
 //!
@@ -12,10 +12,15 @@
 //!
 //! s_g and s_u are the spreads of the copy's errors in g and u. Without a copy of down, d~ is zero and the copy is a
 //! *sketch*: the same formula is then the expected square of what is lost.
+//!
+//! Either a fixed count of neurons runs for every token and layer, or all whose expected error is more than a
+//! *threshold*, relative to the mean square of the residual. One threshold for all layers gives more neurons to the
+//! tokens and layers that need them; it is found by the [`Histogram`]s of what calibration tokens show.
 
 use crate::matmul::{add_product, times_transposed};
 use crate::model::forward::activation;
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 /// A layer's base, decoded.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,8 +31,6 @@ pub struct LayerBase {
     pub up: Vec<f32>,
     /// Columns; neurons x hidden. `None` for a sketch.
     pub down: Option<Vec<f32>>,
-    /// Added to h~ of unselected neurons; neurons.
-    pub offset: Vec<f32>,
     /// What each neuron's errors weigh.
     pub doubt: Doubt,
     /// Added to every output; hidden.
@@ -74,6 +77,64 @@ impl Doubt {
     }
 }
 
+/// Mean square of each row.
+#[must_use]
+pub fn mean_squares(rows: &[f32], width: usize) -> Vec<f32> {
+    let mean = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>() / width as f32;
+    rows.par_chunks_exact(width).map(mean).collect()
+}
+
+/// Divides each row of squared errors (tokens x neurons) by its token's mean square of the residual.
+pub fn relate(scores: &mut [f32], mean_squares: &[f32]) {
+    let neurons = scores.len() / mean_squares.len().max(1);
+    scores.par_chunks_exact_mut(neurons).zip(mean_squares).for_each(|(row, square)| {
+        let inverse = 1.0 / square.max(f32::MIN_POSITIVE);
+        row.iter_mut().for_each(|x| *x *= inverse);
+    });
+}
+
+/// How many scores are how large: quarter octaves from 2^-48 up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Histogram(Vec<u64>);
+
+impl Histogram {
+    const BINS: usize = 256;
+    const STEPS: f32 = 4.0;
+    const FLOOR: f32 = -48.0;
+
+    /// Of `scores`; those outside its range count at its ends.
+    #[must_use]
+    pub fn of(scores: &[f32]) -> Histogram {
+        let mut counts = vec![0; Self::BINS];
+        for score in scores {
+            // Zero gives minus infinity, which the cast saturates to 0.
+            let bin = ((score.log2() - Self::FLOOR) * Self::STEPS) as usize;
+            counts[bin.min(Self::BINS - 1)] += 1;
+        }
+        Histogram(counts)
+    }
+
+    /// The threshold that a `share` of all scores is above.
+    #[must_use]
+    pub fn threshold<'a>(all: impl IntoIterator<Item = &'a Histogram>, share: f64) -> f32 {
+        let mut counts = vec![0u64; Self::BINS];
+        for Histogram(of) in all {
+            counts.iter_mut().zip(of).for_each(|(sum, count)| *sum += count);
+        }
+        let wanted = share * counts.iter().sum::<u64>() as f64;
+        let mut above = 0.0;
+        for (bin, &count) in counts.iter().enumerate().rev() {
+            let count = count as f64;
+            if count > 0.0 && above + count >= wanted {
+                let into = ((above + count - wanted) / count) as f32;
+                return (Self::FLOOR + (bin as f32 + into) / Self::STEPS).exp2();
+            }
+            above += count;
+        }
+        0.0
+    }
+}
+
 /// Marks the `count` largest of each row of `scores` (tokens x neurons); of equals those of lower number.
 #[must_use]
 pub fn largest(scores: &[f32], neurons: usize, count: usize) -> Vec<bool> {
@@ -103,7 +164,7 @@ impl LayerBase {
     /// Number of neurons.
     #[must_use]
     pub fn neurons(&self) -> usize {
-        self.offset.len()
+        self.doubt.down.len()
     }
 
     /// g~ and u~ for the FFN inputs `h` (tokens x hidden); tokens x neurons each.
@@ -113,14 +174,13 @@ impl LayerBase {
         [times_transposed(h, &self.gate, hidden), times_transposed(h, &self.up, hidden)]
     }
 
-    /// What the unselected neurons' stand-ins are multiplied by: h~ + offset, zero where `chosen`.
+    /// h~ of the unselected neurons, zero where `chosen`.
     #[must_use]
     pub fn stand_ins(&self, gate: &[f32], up: &[f32], chosen: &[bool]) -> Vec<f32> {
-        let neurons = self.neurons();
         let mut out = vec![0f32; gate.len()];
         out.par_iter_mut().enumerate().with_min_len(1 << 12).for_each(|(place, out)| {
             if !chosen[place] {
-                *out = activation(gate[place], up[place]) + self.offset[place % neurons];
+                *out = activation(gate[place], up[place]);
             }
         });
         out
@@ -147,7 +207,6 @@ mod tests {
             gate: vec![1.0, 0.0, 0.0, 1.0],
             up: vec![0.0, 1.0, 1.0, 0.0],
             down: Some(vec![1.0, 2.0, 3.0, 4.0]),
-            offset: vec![0.5, -0.5],
             doubt,
             constant: vec![10.0, 20.0],
         }
@@ -161,7 +220,7 @@ mod tests {
         assert_eq!((&gate, &up), (&vec![1.0, 2.0], &vec![2.0, 1.0]));
         let mut sum = vec![0.0; 2];
         base.add(&gate, &up, &[true, false], &mut sum);
-        let h1 = 2.0 / (1.0 + (-2f32).exp()) - 0.5;
+        let h1 = 2.0 / (1.0 + (-2f32).exp());
         assert!(
             (sum[0] - (10.0 + 3.0 * h1)).abs() < 1e-5 && (sum[1] - (20.0 + 4.0 * h1)).abs() < 1e-5
         );
@@ -187,6 +246,22 @@ mod tests {
                 + (by_up * doubt.up[neuron]).powi(2);
             assert!((found[neuron] / wanted - 1.0).abs() < 1e-2, "{} {wanted}", found[neuron]);
         }
+    }
+
+    #[test]
+    fn a_threshold_leaves_the_share_above_it() {
+        let scores: Vec<f32> = (0..10_000).map(|i| (-(i as f32) / 500.0).exp2()).collect();
+        let (low, high) = scores.split_at(3000);
+        let histograms = [Histogram::of(low), Histogram::of(high)];
+        for share in [0.01, 0.1, 0.5, 0.9] {
+            let threshold = Histogram::threshold(&histograms, share);
+            let above = scores.iter().filter(|&&score| score > threshold).count() as f64;
+            assert!((above / 10_000.0 - share).abs() < 0.002, "{share}: {above}");
+        }
+        assert_eq!(Histogram::threshold(&[Histogram::of(&[0.0; 4])], 0.5).log2().round(), -48.0);
+        let mut scores = vec![8.0, 4.0, 9.0, 3.0];
+        relate(&mut scores, &mean_squares(&[2.0, 2.0, 3.0, 3.0], 2));
+        assert_eq!(scores, [2.0, 1.0, 1.0, 1.0 / 3.0]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use ls_bundle::model::QUANT_GROUP;
 use rayon::prelude::*;
 
 /// Independent problems solved side by side: rows along the inputs, or outputs across them.
-const LANES: usize = 64;
+pub(crate) const LANES: usize = 64;
 
 /// What rows are rounded to.
 #[derive(Clone, Debug, PartialEq)]
@@ -315,22 +315,22 @@ fn solve(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::lloyd::fit_codebook;
     use ls_bundle::low_bit::Bits;
     use rand::{Rng, SeedableRng};
     use rand_xoshiro::Xoshiro256PlusPlus;
 
-    const INPUTS: usize = 128;
+    pub(crate) const INPUTS: usize = 128;
 
-    fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    pub(crate) fn numbers(count: usize, seed: u64) -> Vec<f32> {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         (0..count).map(|_| random.random::<f32>() + random.random::<f32>() - 1.0).collect()
     }
 
     /// Inputs that go together: each is mostly what a few hidden causes make it.
-    fn gram() -> Gram {
+    pub(crate) fn gram() -> Gram {
         let (causes, mix) = (numbers(400 * 12, 1), numbers(12 * INPUTS, 2));
         let mut x = numbers(400 * INPUTS, 3);
         for (row, cause) in x.chunks_exact_mut(INPUTS).zip(causes.chunks_exact(12)) {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     /// Sum of d^T H d over the columns d of an inputs x outputs difference, H damped.
-    fn loss(
+    pub(crate) fn loss(
         gram: &Gram,
         damping: f64,
         difference: impl Fn(usize, usize) -> f64,
@@ -391,7 +391,7 @@ mod tests {
     fn feedback_halves_the_error_of_products_along_and_across() {
         let gram = gram();
         let (along, across) = (numbers(96 * INPUTS, 5), numbers(INPUTS * 64, 6));
-        let codebook = fit_codebook(Bits::Two, &along, INPUTS, 64, None);
+        let codebook = fit_codebook(Bits::Two, &along, 64);
         let grid = Grid::low_bit(&codebook);
         let of = |gram_of_feedback: &Gram, first| {
             let feedback = Feedback::new(gram_of_feedback, 0.01, false).unwrap();

@@ -10,6 +10,7 @@ pub mod artifact;
 pub mod base;
 pub mod chain;
 pub mod datasets;
+pub mod descent;
 pub mod encode;
 pub mod error;
 pub mod exit;

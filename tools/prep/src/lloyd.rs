@@ -1,8 +1,7 @@
 //! [`Levels`]: the values that weights are rounded to, and Lloyd's fit of them (a codebook) to a matrix.
 //!
 //! A group of weights shares a scale; a weight divided by its scale is rounded to the nearest level. The fit takes
-//! turns: each group's scale is the one with the least weighted squared error, each level the weighted mean of what is
-//! rounded to it. What a weight counts is the caller's (the diagonal of a calibration Hessian).
+//! turns: each group's scale is the one with the least squared error, each level the mean of what is rounded to it.
 
 use half::f16;
 use ls_bundle::low_bit::{Bits, Codebook, UNIT};
@@ -113,37 +112,28 @@ impl Levels {
     }
 }
 
-/// The codebook of `bits` for a matrix of rows of `cols` weights in groups of `group`; `importance` (cols) of the
-/// weights in a row, where it is known.
+/// The codebook of `bits` for a matrix of `weights`, row after row, in groups of `group`. All weights count the same:
+/// counting them by a Hessian's diagonal gained nothing.
 #[must_use]
-pub fn fit_codebook(
-    bits: Bits,
-    weights: &[f32],
-    cols: usize,
-    group: usize,
-    importance: Option<&[f32]>,
-) -> Codebook {
-    let even = vec![1.0; cols];
-    let importance = importance.unwrap_or(&even);
+pub fn fit_codebook(bits: Bits, weights: &[f32], group: usize) -> Codebook {
+    let even = vec![1f32; group];
     let groups = weights.len() / group;
-    let step = groups.div_ceil(FIT_GROUPS).max(1);
-    // A step that shares no factor with the groups of a row visits all of them.
-    let step = (step..).find(|&step| gcd(step, cols / group) == 1).expect("some prime");
+    // An odd step does not stay on the same places of rows that have an even number of groups.
+    let step = (groups / FIT_GROUPS) | 1;
     let mut levels: Vec<f32> = start_levels(bits);
     for _ in 0..FIT_ROUNDS {
         let current = Levels::new(levels.clone(), false);
         let mut sums = vec![(0f64, 0f64); levels.len()];
         for index in (0..groups).step_by(step) {
             let x = &weights[index * group..][..group];
-            let weight = &importance[index * group % cols..][..group];
-            let scale = current.fit_scale(x, weight).to_f32();
+            let scale = current.fit_scale(x, &even).to_f32();
             if scale == 0.0 {
                 continue;
             }
-            for (&x, &weight) in x.iter().zip(weight) {
+            for &x in x {
                 let (sum, count) = &mut sums[usize::from(current.nearest(x / scale))];
-                *sum += f64::from(weight * x * scale);
-                *count += f64::from(weight * scale * scale);
+                *sum += f64::from(x * scale);
+                *count += f64::from(scale * scale);
             }
         }
         for (level, (sum, count)) in levels.iter_mut().zip(sums) {
@@ -158,15 +148,11 @@ pub fn fit_codebook(
     Codebook::new(&bytes).expect("a power of two values")
 }
 
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
 /// Evenly spread quantiles of a bell, drawn out at the ends: near enough to the optimum for Lloyd's rounds.
 fn start_levels(bits: Bits) -> Vec<f32> {
     let count = bits.values() as f32;
     let place = |code: usize| (2.0 * code as f32 + 1.0 - count) / (count - 1.0).max(1.0);
-    (0..bits.values()).map(|code| place(code)).map(|x| x.signum() * x.abs().powf(1.2)).collect()
+    (0..bits.values()).map(place).map(|x| x.signum() * x.abs().powf(1.2)).collect()
 }
 
 #[cfg(test)]
@@ -210,7 +196,7 @@ mod tests {
         let x = bell(1 << 16);
         // Max's errors of the best fixed levels; a scale for every 64 values gains a little beside.
         for (bits, best) in [(1, 0.363), (2, 0.1175), (3, 0.0345), (4, 0.0095)] {
-            let codebook = fit_codebook(Bits::new(bits).unwrap(), &x, 512, 64, None);
+            let codebook = fit_codebook(Bits::new(bits).unwrap(), &x, 64);
             let found = error(&Levels::of(&codebook), &x, 64);
             assert!(
                 found < 1.05 * best && found > 0.65 * best,
@@ -223,7 +209,7 @@ mod tests {
     fn importance_moves_the_error_to_where_it_matters_little() {
         let x = bell(1 << 14);
         let importance: Vec<f32> = (0..64).map(|j| if j % 8 == 0 { 100.0 } else { 1.0 }).collect();
-        let levels = Levels::of(&fit_codebook(Bits::Two, &x, 64, 64, None));
+        let levels = Levels::of(&fit_codebook(Bits::Two, &x, 64));
         let of = |importance: &[f32]| -> f32 {
             let group = |x: &[f32]| -> f32 {
                 let scale = levels.fit_scale(x, importance).to_f32();

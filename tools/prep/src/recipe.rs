@@ -83,7 +83,7 @@ Mlp {
 section! { /// `[base]`.
 Base {
     gate_bits: u32, up_bits: u32, down_bits: u32, hessian_tokens: u64, exact_share: f64, damping: f64,
-    feedback_neurons: u32,
+    feedback_neurons: u32, sweeps: u32,
 } }
 section! { /// `[reuse]`.
 Reuse {
@@ -215,6 +215,7 @@ impl Recipe {
             ("base.gate_bits", base.gate_bits.into(), 1, 4),
             ("base.up_bits", base.up_bits.into(), 1, 4),
             ("base.down_bits", base.down_bits.into(), 0, 4),
+            ("base.sweeps", base.sweeps.into(), 0, 100),
             ("base.feedback_neurons", base.feedback_neurons.into(), 1, 1 << 14),
         ];
         for (name, value, low, high) in counts {

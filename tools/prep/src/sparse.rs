@@ -7,7 +7,7 @@
 //! Most policies are a [`Scorer`], which ranks the neurons, in a [`Selected`], which runs the best exactly and asks the
 //! base, if there is one, for the rest.
 
-use crate::base::{LayerBase, largest, masked};
+use crate::base::{LayerBase, largest, masked, mean_squares, relate};
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::forward::{Forward, Layer};
@@ -39,6 +39,9 @@ pub struct FfnAt<'a> {
 pub trait Policy {
     /// What the layer's FFN adds to the residuals; tokens x hidden. Layers come in order, each in several calls.
     fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>>;
+
+    /// Neurons that it has run exactly so far, over all tokens and layers.
+    fn exact_neurons(&self) -> u64;
 }
 
 /// Ranks neurons.
@@ -48,12 +51,20 @@ pub trait Scorer {
 }
 
 /// The model as it is.
-#[derive(Clone, Copy, Debug)]
-pub struct Dense;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Dense {
+    exact_neurons: u64,
+}
 
 impl Policy for Dense {
     fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>> {
-        at.weights.ffn_output(at.weights.activations(at.h.to_vec())?)
+        let activations = at.weights.activations(at.h.to_vec())?;
+        self.exact_neurons += activations.len() as u64;
+        at.weights.ffn_output(activations)
+    }
+
+    fn exact_neurons(&self) -> u64 {
+        self.exact_neurons
     }
 }
 
@@ -101,10 +112,16 @@ fn down_norms(weights: &Layer<'_>) -> Result<Vec<f32>> {
 /// Runs the neurons that a scorer ranks highest and drops the others.
 #[derive(Debug)]
 pub struct Selected<S> {
-    /// The ranking.
-    pub scorer: S,
-    /// Share of the neurons that run.
-    pub exact_share: f64,
+    scorer: S,
+    exact_share: f64,
+    exact_neurons: u64,
+}
+
+impl<S: Scorer> Selected<S> {
+    /// The best `exact_share` of each layer's neurons by `scorer`.
+    pub fn new(scorer: S, exact_share: f64) -> Selected<S> {
+        Selected { scorer, exact_share, exact_neurons: 0 }
+    }
 }
 
 impl<S: Scorer> Policy for Selected<S> {
@@ -113,53 +130,62 @@ impl<S: Scorer> Policy for Selected<S> {
         let activations = at.weights.activations(at.h.to_vec())?;
         let neurons = at.weights.ffn_hidden();
         let count = (neurons as f64 * self.exact_share).round() as usize;
+        self.exact_neurons += (count * activations.len() / neurons) as u64;
         let chosen = largest(&scores, neurons, count);
         at.weights.ffn_output(masked(&activations, &chosen, true))
     }
+
+    fn exact_neurons(&self) -> u64 {
+        self.exact_neurons
+    }
 }
 
-/// How a resident base is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// It ranks neurons; the others are dropped.
-    Sketch,
-    /// It ranks neurons and stands in for the others.
-    StandIn,
+/// Which neurons run exactly beside a base.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Selection {
+    /// The same share of each layer's neurons for every token.
+    Share(f64),
+    /// Those whose expected error, relative to the residual's mean square, is above this.
+    Above(f32),
 }
 
-/// Runs the neurons that a base is most in doubt of.
+/// Runs the neurons that a base is most in doubt of; the base stands in for the others, which a sketch drops.
 #[derive(Debug)]
 pub struct WithBase<'a> {
     base: &'a Base,
-    used: Use,
-    exact_share: f64,
+    selection: Selection,
     layer: Option<(u16, LayerBase)>,
+    exact_neurons: u64,
 }
 
 impl<'a> WithBase<'a> {
-    /// The best `exact_share` of the neurons exactly, beside `base`.
+    /// `selection` runs exactly beside `base`.
     #[must_use]
-    pub fn new(base: &'a Base, used: Use, exact_share: f64) -> WithBase<'a> {
-        WithBase { base, used, exact_share, layer: None }
+    pub fn new(base: &'a Base, selection: Selection) -> WithBase<'a> {
+        WithBase { base, selection, layer: None, exact_neurons: 0 }
     }
 }
 
 impl Policy for WithBase<'_> {
     fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>> {
         if self.layer.as_ref().is_none_or(|(layer, _)| *layer != at.layer) {
-            let mut layer = self.base.layer(at.layer.into())?;
-            if self.used == Use::Sketch {
-                // A neuron that nothing stands in for is lost whole.
-                layer.doubt.down = down_norms(at.weights)?;
-                layer.down = None;
-            }
-            self.layer = Some((at.layer, layer));
+            self.layer = Some((at.layer, self.base.layer(at.layer.into())?));
         }
         let (_, base) = self.layer.as_ref().expect("it was just set");
         let neurons = base.neurons();
         let [gate, up] = base.gate_up(at.h);
-        let count = (neurons as f64 * self.exact_share).round() as usize;
-        let chosen = largest(&base.doubt.of_rows(&gate, &up), neurons, count);
+        let mut scores = base.doubt.of_rows(&gate, &up);
+        let chosen = match self.selection {
+            Selection::Share(share) => {
+                largest(&scores, neurons, (neurons as f64 * share).round() as usize)
+            }
+            Selection::Above(threshold) => {
+                relate(&mut scores, &mean_squares(at.residual, at.weights.hidden()));
+                scores.iter().map(|&score| score > threshold).collect()
+            }
+        };
+        let count = chosen.iter().filter(|&&chosen| chosen).count();
+        self.exact_neurons += count as u64;
         let mut sum = if count == 0 {
             vec![0.0; at.h.len()]
         } else {
@@ -168,6 +194,10 @@ impl Policy for WithBase<'_> {
         };
         base.add(&gate, &up, &chosen, &mut sum);
         Ok(sum)
+    }
+
+    fn exact_neurons(&self) -> u64 {
+        self.exact_neurons
     }
 }
 

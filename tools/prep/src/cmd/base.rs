@@ -117,9 +117,9 @@ fn row(price: &Price, dense: Option<f64>) -> String {
         format!(" ({:+.1} %)", 100.0 * (price.perplexity / dense - 1.0))
     });
     format!(
-        "{:<12} sparsity {:>3.0} %  perplexity {:>9.3}{more:<12} resident {:>5.2} %  streamed {} a token",
+        "{:<14} {:>4.1} % exact  perplexity {:>9.3}{more:<12} resident {:>5.2} %  streamed {} a token",
         price.way.to_string(),
-        100.0 * price.sparsity,
+        100.0 * price.exact_share,
         price.perplexity,
         100.0 * price.resident_share,
         ByteCount(price.streamed_bytes),

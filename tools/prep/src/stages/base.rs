@@ -55,6 +55,8 @@ pub struct Params {
     pub damping: f64,
     /// Neurons that make up for each other's errors.
     pub feedback_neurons: u32,
+    /// Times that rounded matrices are gone through again.
+    pub sweeps: u32,
 }
 
 impl Params {
@@ -80,6 +82,7 @@ impl<'a> BaseStage<'a> {
             exact_share: base.exact_share,
             damping: base.damping,
             feedback_neurons: base.feedback_neurons,
+            sweeps: base.sweeps,
         };
         params.layout()?;
         Ok(BaseStage { source, activations, params })
@@ -197,13 +200,14 @@ impl Base {
 
     /// What goes with [`Base::records_in`].
     pub fn tables_in(&self, layer: u32, order: &[u32]) -> Result<BaseTables> {
-        let (info, decoded) = (self.info(layer)?, self.layer(layer)?);
-        let LayerBase { doubt, constant, .. } = decoded;
+        let info = self.info(layer)?;
+        let LayerBase { doubt, constant, .. } = self.layer(layer)?;
         let placed = |values: &[f32]| order.iter().map(|&n| values[n as usize]).collect();
         Ok(BaseTables {
             cols: self.layout.cols(),
             codebooks: info.codebooks,
-            offset: placed(&decoded.offset),
+            // What a stand-in starts from and how far its estimate is trusted is in its low-bit column.
+            offset: vec![0.0; order.len()],
             slope: vec![1.0; order.len()],
             down_error: placed(&doubt.down),
             gate_error: placed(&doubt.gate),

@@ -5,6 +5,7 @@
 //! record ([`Price`]). Arms are independent, so that several machines can share them.
 
 use crate::artifact::{Artifact, Input, RecordId};
+use crate::base::Histogram;
 use crate::error::{PrepError, Result};
 use crate::import::hash;
 use crate::journal::Journal;
@@ -12,7 +13,9 @@ use crate::key::Key;
 use crate::model::weights::SourceFile;
 use crate::progress::Progress;
 use crate::recipe::Recipe;
-use crate::sparse::{Dense, Oracle, Policy, Selected, Use, WithBase, likelihoods, perplexity};
+use crate::sparse::{
+    Dense, Oracle, Policy, Selected, Selection, WithBase, likelihoods, perplexity,
+};
 use crate::stage::Stage;
 use crate::stages::base::Base;
 use crate::stages::prompts::encode;
@@ -34,11 +37,15 @@ pub enum Way {
     Sketch {
         /// Of gate and up.
         bits: [u32; 2],
+        /// Whether one threshold for all layers selects, and not a count.
+        threshold: bool,
     },
     /// A low-bit copy selects and stands in for the others. Where none runs exactly it is plain uniform quantisation.
     Base {
         /// Of gate, up and down.
         bits: [u32; 3],
+        /// Whether one threshold for all layers selects, and not a count.
+        threshold: bool,
     },
 }
 
@@ -47,8 +54,12 @@ impl std::fmt::Display for Way {
         match self {
             Way::Dense => write!(f, "dense"),
             Way::Oracle => write!(f, "oracle"),
-            Way::Sketch { bits: [gate, up] } => write!(f, "sketch {gate}/{up}"),
-            Way::Base { bits: [gate, up, down] } => write!(f, "base {gate}/{up}/{down}"),
+            Way::Sketch { bits: [gate, up], threshold } => {
+                write!(f, "sketch {gate}/{up}{}", if *threshold { " t" } else { "" })
+            }
+            Way::Base { bits: [gate, up, down], threshold } => {
+                write!(f, "base {gate}/{up}/{down}{}", if *threshold { " t" } else { "" })
+            }
         }
     }
 }
@@ -59,8 +70,10 @@ pub struct Price {
     /// How.
     #[serde(flatten)]
     pub way: Way,
-    /// Share of the neurons that do not run exactly.
+    /// Share of the neurons that are not to run exactly.
     pub sparsity: f64,
+    /// Share of the neurons that did; a threshold meets it only about.
+    pub exact_share: f64,
     /// Of the held-out text.
     pub perplexity: f64,
     /// Bytes that the way keeps, as a share of the FFNs in half precision.
@@ -111,36 +124,48 @@ impl<'a> SparsityStage<'a> {
     fn price(&self, way: Way, sparsity: f64, progress: &mut dyn Progress) -> Result<Price> {
         let config = &self.source.model.config;
         let exact_share = 1.0 - sparsity;
-        let base = self.bases.iter().find(|base| way_of(base) == way);
+        let base = self.bases.iter().find(|base| ways_of(base).contains(&way));
         let mut policy: Box<dyn Policy + '_> = match (way, base) {
-            (Way::Dense, _) => Box::new(Dense),
-            (Way::Sketch { .. }, Some(base)) => {
-                Box::new(WithBase::new(base, Use::Sketch, exact_share))
+            (Way::Sketch { threshold, .. } | Way::Base { threshold, .. }, Some(base)) => {
+                let selection = selection(base, threshold, exact_share)?;
+                Box::new(WithBase::new(base, selection))
             }
-            (Way::Base { .. }, Some(base)) => {
-                Box::new(WithBase::new(base, Use::StandIn, exact_share))
-            }
-            _ => Box::new(Selected { scorer: Oracle::new(false), exact_share }),
+            (Way::Dense, _) => Box::new(Dense::default()),
+            _ => Box::new(Selected::new(Oracle::new(false), exact_share)),
         };
         let (tokens, window) = (&self.tokens, self.params.window);
         let nll = likelihoods(&self.source.model, tokens, window, &mut *policy, progress)?;
-        let exact_neurons = (f64::from(config.ffn_hidden) * exact_share).round() as u64;
         let layers = u64::from(config.layers);
+        let all = layers * u64::from(config.ffn_hidden) * self.params.tokens;
+        let exact_share = policy.exact_neurons() as f64 / all as f64;
+        let ffn_bytes = layers * u64::from(config.ffn_hidden) * 6 * u64::from(config.hidden);
         Ok(Price {
             way,
             sparsity,
             perplexity: perplexity(&nll),
             resident_share: base.map_or(0.0, Base::resident_share),
-            streamed_bytes: layers * exact_neurons * 6 * u64::from(config.hidden),
+            exact_share,
+            streamed_bytes: (ffn_bytes as f64 * exact_share).round() as u64,
         })
     }
 }
 
-fn way_of(base: &Base) -> Way {
-    match base.params().bits {
-        [gate, up, 0] => Way::Sketch { bits: [gate, up] },
-        bits => Way::Base { bits },
+/// The ways to use a base: by count and by threshold.
+fn ways_of(base: &Base) -> [Way; 2] {
+    [false, true].map(|threshold| match base.params().bits {
+        [gate, up, 0] => Way::Sketch { bits: [gate, up], threshold },
+        bits => Way::Base { bits, threshold },
+    })
+}
+
+fn selection(base: &Base, threshold: bool, exact_share: f64) -> Result<Selection> {
+    if !threshold {
+        return Ok(Selection::Share(exact_share));
     }
+    let layers = base.artifact().description().units;
+    let infos = (0..layers).map(|layer| base.info(layer)).collect::<Result<Vec<_>>>()?;
+    let doubts = infos.iter().map(|info| &info.doubts);
+    Ok(Selection::Above(Histogram::threshold(doubts, exact_share)))
 }
 
 /// Each way at each level at which it says something.
@@ -148,10 +173,12 @@ fn arms(levels: &[f64], bases: &[Base]) -> Vec<(Way, f64)> {
     let mut arms = vec![(Way::Dense, 0.0)];
     let sparse = || levels.iter().copied().filter(|&level| level > 0.0);
     arms.extend(sparse().map(|level| (Way::Oracle, level)));
-    for way in bases.iter().map(way_of) {
-        arms.extend(sparse().map(|level| (way, level)));
-        if matches!(way, Way::Base { .. }) {
-            arms.push((way, 1.0));
+    for [by_count, by_threshold] in bases.iter().map(ways_of) {
+        for way in [by_count, by_threshold] {
+            arms.extend(sparse().map(|level| (way, level)));
+        }
+        if matches!(by_count, Way::Base { .. }) {
+            arms.push((by_count, 1.0));
         }
     }
     arms
@@ -193,7 +220,7 @@ impl Stage for SparsityStage<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let base = |base: &Base| Input { name: way_of(base).to_string(), key: base.key() };
+        let base = |base: &Base| Input { name: ways_of(base)[0].to_string(), key: base.key() };
         let text =
             |(index, key): (usize, &Key)| Input { name: format!("text {}", index + 1), key: *key };
         let texts = self.texts.iter().enumerate().map(text);

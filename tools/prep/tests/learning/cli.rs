@@ -65,6 +65,11 @@ fn a_chain_is_made_told_and_kept() {
     let placed = run(&mut stage(&bench, "placement", "a"));
     let last = &placed["layers"][2]["measured"];
     assert_eq!((&last[4]["method"], &last[5]["method"]), (&"matching".into(), &"embedding".into()));
+    let mut base = stage(&bench, "base", "a");
+    assert_eq!(run(base.args(["--layers", "1..3"]))["first_layer"], 1);
+    let mut priced = stage(&bench, "sparsity", "a");
+    let priced = run(priced.args(["--arms", "0..2", "--eval"]).arg(text()));
+    assert_eq!(priced["prices"][1]["way"], "oracle");
     let mut other = program("status");
     other.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join("a"));
     other.args(["--recipe", "quick", "--json", "--calibration"]).arg(text());

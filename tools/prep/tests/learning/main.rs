@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod activations;
+mod base;
 mod cli;
 mod datasets;
 mod forward;

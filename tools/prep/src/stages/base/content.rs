@@ -3,18 +3,16 @@
 //! The tables, one after another, neurons in the model's order:
 //!
 //! ```text
-//! added to h~ of unselected neurons                     neurons f16   not in a sketch
 //! |d - d~|, |d| s_g and |d| s_u (`low_bit::magnitude`)  3 x neurons u8
 //! the layer's constant                                  hidden f16    not in a sketch
 //! ```
 
 use super::Params;
-use crate::base::{Doubt, LayerBase};
+use crate::base::{Doubt, Histogram, LayerBase};
+use crate::gptq::Quantised;
 use half::f16;
 use ls_bundle::low_bit::{Codebook, RecordLayout, Row, magnitude, pack_row};
 use serde::{Deserialize, Serialize};
-
-use crate::gptq::Quantised;
 
 /// What is known of a layer besides its bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +23,8 @@ pub struct LayerInfo {
     pub largest: [f32; 3],
     /// Squared error of gate h and up h over their squares, of held-out tokens.
     pub product_errors: [f64; 2],
+    /// Expected errors (see [`crate::base`]) of held-out tokens.
+    pub doubts: Histogram,
     /// What the FFN's output lacks at some shares of exact neurons, of held-out tokens.
     pub left_over: Vec<LeftOver>,
 }
@@ -41,7 +41,7 @@ pub struct LeftOver {
 /// Bytes of a layer's tables.
 pub(super) fn table_bytes(params: &Params) -> usize {
     let (neurons, hidden) = (params.neurons as usize, params.hidden as usize);
-    3 * neurons + if params.bits[2] == 0 { 0 } else { 2 * (neurons + hidden) }
+    3 * neurons + if params.bits[2] == 0 { 0 } else { 2 * hidden }
 }
 
 /// The records of all neurons; `parts` of gate, up and down where they are there.
@@ -66,18 +66,14 @@ pub(super) fn encode_records(
 
 /// The tables of `base` and their largest magnitudes.
 pub(super) fn encode_tables(base: &LayerBase) -> (Vec<u8>, [f32; 3]) {
-    let halves = |values: &[f32]| -> Vec<u8> {
-        values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect()
-    };
-    let is_whole = base.down.is_some();
-    let mut bytes = if is_whole { halves(&base.offset) } else { Vec::new() };
+    let mut bytes = Vec::new();
     let largest = [&base.doubt.down, &base.doubt.gate, &base.doubt.up].map(|values| {
         let largest = values.iter().fold(0f32, |m, &x| m.max(x));
         bytes.extend(values.iter().map(|&x| magnitude_code(x, largest)));
         largest
     });
-    if is_whole {
-        bytes.extend(halves(&base.constant));
+    if base.down.is_some() {
+        bytes.extend(base.constant.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
     }
     (bytes, largest)
 }
@@ -111,24 +107,20 @@ pub(super) fn decode(
         }
         Some(weights)
     };
-    let halves = |bytes: &[u8]| -> Vec<f32> {
-        bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()
-    };
-    let whole = if params.bits[2] == 0 { 0 } else { 2 * neurons };
-    let (offset, rest) = tables.split_at(whole);
-    let (codes, constant) = rest.split_at(3 * neurons);
+    let (codes, constant) = tables.split_at(3 * neurons);
     let magnitudes = |table: usize| -> Vec<f32> {
         let codes = &codes[table * neurons..][..neurons];
         codes.iter().map(|&code| magnitude(code, info.largest[table])).collect()
     };
-    let or_zero = |values: Vec<f32>, len| if values.is_empty() { vec![0.0; len] } else { values };
+    let mut halves: Vec<f32> =
+        constant.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect();
+    halves.resize(hidden, 0.0);
     Some(LayerBase {
         gate: part(0)?,
         up: part(1)?,
         down: part(2),
-        offset: or_zero(halves(offset), neurons),
         doubt: Doubt { down: magnitudes(0), gate: magnitudes(1), up: magnitudes(2) },
-        constant: or_zero(halves(constant), hidden),
+        constant: halves,
     })
 }
 

@@ -2,7 +2,8 @@
 
 use super::content::{LayerInfo, LeftOver, encode_records, encode_tables};
 use super::{Params, content};
-use crate::base::{Doubt, LayerBase, largest, masked};
+use crate::base::{Doubt, Histogram, LayerBase, largest, masked, mean_squares, relate};
+use crate::descent::{self, Hessian};
 use crate::error::{PrepError, Result};
 use crate::gptq::{Feedback, Gram, Grid, Quantised, across_inputs, along_inputs};
 use crate::lloyd::fit_codebook;
@@ -34,6 +35,8 @@ pub(super) struct Fit<'a> {
 struct Inputs {
     fitted: Vec<f32>,
     held_out: Vec<f32>,
+    /// Of the held-out tokens' residuals.
+    mean_squares: Vec<f32>,
 }
 
 /// A rounded matrix and what its codes stand for.
@@ -46,6 +49,8 @@ struct Rounded {
 /// What held-out tokens make of the exact weights.
 struct Sample {
     h: Vec<f32>,
+    /// Of the residuals; tokens.
+    mean_squares: Vec<f32>,
     /// SiLU(g) u; tokens x neurons.
     exact: Vec<f32>,
 }
@@ -83,28 +88,33 @@ impl<'a> Fit<'a> {
         let weights = self.forward.layer(number as u16)?;
         let [gate, up, down] = weights.neurons()?;
         let hidden = self.params.hidden as usize;
-        let (mut gram, mut h) = (Gram::new(hidden), Vec::new());
+        let (mut gram, mut h, mut squares) = (Gram::new(hidden), Vec::new(), Vec::new());
         for chunk in 0..self.activations.params().chunks() {
-            let Inputs { fitted, held_out } = self.inputs(&weights, number, chunk)?;
+            let Inputs { fitted, held_out, mean_squares } = self.inputs(&weights, number, chunk)?;
             gram.add(MatRef::from_row_major_slice(&fitted, fitted.len() / hidden, hidden));
             h.extend(held_out);
+            squares.extend(mean_squares);
         }
         let feedback = Feedback::new(&gram, self.params.damping, false)?;
-        let rounded =
-            |matrix: &[f32], bits: u32| Rounded::along(matrix, bits, &gram.diagonal(), &feedback);
+        let hessian = Hessian::new(&gram, self.params.damping);
+        let rounded = |matrix: &[f32], bits: u32| {
+            let mut rounded = Rounded::along(matrix, bits, &feedback);
+            let Rounded { grid, rows, .. } = &mut rounded;
+            descent::along_inputs(matrix, &hessian, grid, rows, self.params.sweeps);
+            rounded
+        };
         let gate_low = rounded(&gate, self.params.bits[0]);
         let up_low = rounded(&up, self.params.bits[1]);
         let mut base = LayerBase {
             gate: gate_low.decode(),
             up: up_low.decode(),
             down: None,
-            offset: vec![0.0; self.params.neurons as usize],
             doubt: Doubt::default(),
             constant: vec![0.0; hidden],
         };
         let [g, u] = weights.gate_up(&h)?;
-        let sample =
-            Sample { h, exact: g.iter().zip(&u).map(|(&g, &u)| activation(g, u)).collect() };
+        let exact = g.iter().zip(&u).map(|(&g, &u)| activation(g, u)).collect();
+        let sample = Sample { h, mean_squares: squares, exact };
         let product_errors = self.doubt(&mut base, &down, &sample, [&g, &u]);
         let down_low = match Bits::new(self.params.bits[2]) {
             Some(bits) => Some(self.down(&weights, number, &down, bits, &mut base)?),
@@ -113,12 +123,14 @@ impl<'a> Fit<'a> {
         let (tables, largest) = encode_tables(&base);
         let codebooks =
             [Some(gate_low.codebook), Some(up_low.codebook), down_low.as_ref().map(|d| d.codebook)];
-        let mut info = LayerInfo { codebooks, largest, product_errors, left_over: Vec::new() };
+        let doubts = Histogram::of(&[]);
+        let left_over = Vec::new();
+        let mut info = LayerInfo { codebooks, largest, product_errors, doubts, left_over };
         let parts = [Some(&gate_low.rows), Some(&up_low.rows), down_low.as_ref().map(|d| &d.rows)];
         let records = encode_records(self.layout, parts, self.params.neurons as usize);
         let base = content::decode(self.params, self.layout, &info, &records, &tables)
             .expect("it was just encoded");
-        info.left_over = left_over(&base, &down, &sample);
+        sample.measure(&base, &down, &mut info);
         Ok(vec![serde_json::to_vec(&info).expect("plain data"), records, tables])
     }
 
@@ -140,7 +152,11 @@ impl<'a> Fit<'a> {
             rows.resize(start + hidden, 0.0);
             chunk.input(token).convert_to_f32_slice(&mut rows[start..]);
         }
-        Ok(Inputs { fitted: weights.ffn_input(&fitted), held_out: weights.ffn_input(&held_out) })
+        Ok(Inputs {
+            fitted: weights.ffn_input(&fitted),
+            mean_squares: mean_squares(&held_out, hidden),
+            held_out: weights.ffn_input(&held_out),
+        })
     }
 
     /// Sets what the neurons' errors weigh, as far as gate and up tell; down's part is what its bits leave of a bell
@@ -193,14 +209,17 @@ impl<'a> Fit<'a> {
         for block in &sums.blocks {
             targets.extend(self.target(block, &sums, down)?);
         }
-        let codebook = fit_codebook(bits, &targets, hidden, GROUP, None);
+        let codebook = fit_codebook(bits, &targets, GROUP);
         let grid = Grid::low_bit(&codebook);
         let mut rows =
             Quantised { cols: hidden, group: GROUP, codes: Vec::new(), scales: Vec::new() };
         for block in &sums.blocks {
             let feedback = Feedback::new(&block.gram, self.params.damping, true)?;
             let Range { start, end } = block.neurons;
-            let part = across_inputs(&targets[start * hidden..end * hidden], &feedback, &grid);
+            let target = &targets[start * hidden..end * hidden];
+            let mut part = across_inputs(target, &feedback, &grid);
+            let hessian = Hessian::new(&block.gram, self.params.damping);
+            descent::across_inputs(target, &hessian, &grid, &mut part, self.params.sweeps);
             rows.codes.extend(part.codes);
             rows.scales.extend(part.scales);
         }
@@ -325,9 +344,9 @@ impl Sums {
 
 impl Rounded {
     /// A matrix whose rows run along the inputs.
-    fn along(matrix: &[f32], bits: u32, importance: &[f32], feedback: &Feedback) -> Rounded {
+    fn along(matrix: &[f32], bits: u32, feedback: &Feedback) -> Rounded {
         let bits = Bits::new(bits).expect("the recipe was checked");
-        let codebook = fit_codebook(bits, matrix, importance.len(), GROUP, Some(importance));
+        let codebook = fit_codebook(bits, matrix, GROUP);
         let grid = Grid::low_bit(&codebook);
         let rows = along_inputs(matrix, feedback, &grid);
         Rounded { codebook, grid, rows }
@@ -342,23 +361,27 @@ fn norm(row: &[f32]) -> f32 {
     row.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
-/// What the output of the held-out tokens lacks.
-fn left_over(base: &LayerBase, down: &[f32], sample: &Sample) -> Vec<LeftOver> {
-    let (hidden, neurons) = (base.constant.len(), base.neurons());
-    let tokens = sample.h.len() / hidden;
-    let mut whole = vec![0f32; tokens * hidden];
-    add_product(&sample.exact, down, neurons, &mut whole);
-    let squares: f64 = whole.iter().map(|&y| f64::from(y).powi(2)).sum();
-    let [gate, up] = base.gate_up(&sample.h);
-    let scores = base.doubt.of_rows(&gate, &up);
-    let measure = |exact_share: f64| {
-        let count = (neurons as f64 * exact_share).round() as usize;
-        let chosen = largest(&scores, neurons, count);
-        let mut found = vec![0f32; whole.len()];
-        add_product(&masked(&sample.exact, &chosen, true), down, neurons, &mut found);
-        base.add(&gate, &up, &chosen, &mut found);
-        let errors = whole.iter().zip(&found).map(|(&y, &x)| f64::from(x - y).powi(2));
-        LeftOver { exact_share, error: errors.sum::<f64>() / squares }
-    };
-    MEASURED_SHARES.map(measure).to_vec()
+impl Sample {
+    /// How much the base doubts itself, and what the output lacks.
+    fn measure(&self, base: &LayerBase, down: &[f32], info: &mut LayerInfo) {
+        let (hidden, neurons) = (base.constant.len(), base.neurons());
+        let mut whole = vec![0f32; self.h.len()];
+        add_product(&self.exact, down, neurons, &mut whole);
+        let squares: f64 = whole.iter().map(|&y| f64::from(y).powi(2)).sum();
+        let [gate, up] = base.gate_up(&self.h);
+        let mut scores = base.doubt.of_rows(&gate, &up);
+        let measure = |exact_share: f64| {
+            let count = (neurons as f64 * exact_share).round() as usize;
+            let chosen = largest(&scores, neurons, count);
+            let mut found = vec![0f32; self.h.len()];
+            add_product(&masked(&self.exact, &chosen, true), down, neurons, &mut found);
+            base.add(&gate, &up, &chosen, &mut found);
+            let errors = whole.iter().zip(&found).map(|(&y, &x)| f64::from(x - y).powi(2));
+            LeftOver { exact_share, error: errors.sum::<f64>() / squares }
+        };
+        info.left_over = MEASURED_SHARES.map(measure).to_vec();
+        debug_assert_eq!(self.mean_squares.len() * hidden, self.h.len());
+        relate(&mut scores, &self.mean_squares);
+        info.doubts = Histogram::of(&scores);
+    }
 }
