@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Embedding(LayersArgs),
     /// Orders each layer's neurons so that those that act together share blocks, and measures what that saves
     Placement(LayersArgs),
+    /// Finds the directions in which each layer's residuals differ most
+    Projection(LayersArgs),
     Merge(MergeArgs),
     /// Tells how far each stage has come
     Status(StageArgs),

@@ -1,5 +1,6 @@
 //! [`Chain`]: the stages of one preparation in order, each knowing the ones before it.
 
+use crate::artifact::Artifact;
 use crate::error::Result;
 use crate::import::{self, TOOL, source_name};
 use crate::key::Key;
@@ -11,8 +12,10 @@ use crate::stages::activations::{Activations, ActivationsStage};
 use crate::stages::base::{Base, BaseStage};
 use crate::stages::embedding::{Embedding, EmbeddingStage};
 use crate::stages::mlp::MlpStage;
+use crate::stages::placement::PlacementStage;
 use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::{PredictorStage, Predictors};
+use crate::stages::projection::ProjectionStage;
 use crate::stages::prompts::{Prompts, Windows};
 use crate::stages::source::{self, Source};
 use ls_bundle::Bundle;
@@ -234,6 +237,12 @@ impl Chain {
         BaseStage::new(&self.source, activations, &self.recipe)
     }
 
+    /// `50-projection` of these activations.
+    #[must_use]
+    pub fn projection<'a>(&self, activations: &'a Activations) -> ProjectionStage<'a> {
+        ProjectionStage::new(activations, &self.recipe)
+    }
+
     /// All stages in order. Makes nothing.
     pub fn links(&self) -> Result<Vec<Link>> {
         let store = &self.source.store;
@@ -241,80 +250,54 @@ impl Chain {
         let bytes = self.source.model.files.iter().map(bytes).sum();
         let state = State::Done { bytes };
         let mut links = vec![Link { stage: source::NAME, key: Some(self.source.key), state }];
+
         let prompts = if self.texts.is_empty() { None } else { Some(self.prompts()?) };
-        let mut windows = None;
-        links.push(match prompts {
-            Some(stage) => {
-                if let Ok(Some(artifact)) = store.find(&stage) {
-                    let vocab_size = self.source.model.config.vocab_size;
-                    windows =
-                        Windows::read(&artifact, vocab_size).ok().map(|w| (w, artifact.key()));
-                }
-                Link { stage: Prompts::NAME, key: Some(stage.key()), state: store.state(&stage)? }
-            }
-            None => self.unknown(Prompts::NAME)?,
-        });
-        let mut activations = None;
-        links.push(match &windows {
-            Some((windows, key)) => {
-                let stage = self.activations(windows, *key);
-                if let Ok(Some(artifact)) = store.find(&stage) {
-                    activations = Some(Activations::new(artifact)?);
-                }
-                let (key, state) = (Some(stage.key()), store.state(&stage)?);
-                Link { stage: ActivationsStage::NAME, key, state }
-            }
-            None => self.unknown(ActivationsStage::NAME)?,
-        });
-        let mut embedding = None;
-        links.push(match &activations {
-            Some(activations) => {
-                let stage = self.embedding(activations);
-                if let Ok(Some(artifact)) = store.find(&stage) {
-                    embedding = Some(Embedding::new(artifact)?);
-                }
-                let (key, state) = (Some(stage.key()), store.state(&stage)?);
-                Link { stage: EmbeddingStage::NAME, key, state }
-            }
-            None => self.unknown(EmbeddingStage::NAME)?,
-        });
-        links.push(match (&activations, &embedding) {
-            (Some(activations), Some(embedding)) => {
-                let stage = self.placement(activations, embedding);
-                let (key, state) = (Some(stage.key()), store.state(&stage)?);
-                Link { stage: PlacementStage::NAME, key, state }
-            }
-            _ => self.unknown(PlacementStage::NAME)?,
-        });
-        links.push(match &activations {
-            Some(activations) => {
-                let stage = self.predictor(activations, None, false);
-                let (key, state) = (Some(stage.key()), store.state(&stage)?);
-                Link { stage: PredictorStage::NAME, key, state }
-            }
-            None => self.unknown(PredictorStage::NAME)?,
-        });
-        links.push(match &activations {
-            Some(activations) => {
-                let stage = self.mlp(activations, None);
-                let (key, state) = (Some(stage.key()), store.state(&stage)?);
-                Link { stage: MlpStage::NAME, key, state }
-            }
-            None => self.unknown(MlpStage::NAME)?,
-        });
-        links.push(match activations.as_ref().map(|activations| self.base(activations)) {
-            Some(Ok(stage)) => {
-                let (key, state) = (Some(stage.key()), store.state(&stage)?);
-                Link { stage: BaseStage::NAME, key, state }
-            }
-            // A model whose rows have no low-bit form has no base.
-            Some(Err(_)) | None => self.unknown(BaseStage::NAME)?,
-        });
+        links.push(self.link(prompts.as_ref())?);
+        let vocab_size = self.source.model.config.vocab_size;
+        let windows = match &prompts {
+            Some(stage) => store.find(stage).ok().flatten().and_then(|artifact| {
+                Windows::read(&artifact, vocab_size).ok().map(|w| (w, artifact.key()))
+            }),
+            None => None,
+        };
+        let stage = windows.as_ref().map(|(windows, key)| self.activations(windows, *key));
+        links.push(self.link(stage.as_ref())?);
+        let activations = self.made(stage.as_ref()).map(Activations::new).transpose()?;
+        let activations = activations.as_ref();
+
+        let stage = activations.map(|activations| self.embedding(activations));
+        links.push(self.link(stage.as_ref())?);
+        let embedding = self.made(stage.as_ref()).map(Embedding::new).transpose()?;
+        let stage = activations.zip(embedding.as_ref()).map(|(a, e)| self.placement(a, e));
+        links.push(self.link(stage.as_ref())?);
+        let placement = self.made(stage.as_ref());
+        let placement = placement.as_ref().map(Placement::read).transpose()?;
+
+        let stage = activations.map(|activations| self.projection(activations));
+        links.push(self.link(stage.as_ref())?);
+        let placed = activations.zip(placement.as_ref());
+        let stage = placed.map(|(a, placement)| self.predictor(a, Some(placement), false));
+        links.push(self.link(stage.as_ref())?);
+        let stage = activations.map(|activations| self.mlp(activations, None));
+        links.push(self.link(stage.as_ref())?);
+        // A model whose rows have no low-bit form has no base.
+        let stage = activations.and_then(|activations| self.base(activations).ok());
+        links.push(self.link(stage.as_ref())?);
         Ok(links)
     }
 
-    /// A stage whose key hangs on one that is not there.
-    fn unknown(&self, stage: &'static str) -> Result<Link> {
-        Ok(Link { stage, key: None, state: self.source.store.state_without_key(stage)? })
+    /// What is there of a stage, if its artifact can be read.
+    fn made<S: Stage>(&self, stage: Option<&S>) -> Option<Artifact> {
+        stage.and_then(|stage| self.source.store.find(stage).ok().flatten())
+    }
+
+    /// How far a stage has come; `None` if its key hangs on one that is not there.
+    fn link<S: Stage>(&self, stage: Option<&S>) -> Result<Link> {
+        let store = &self.source.store;
+        let (key, state) = match stage {
+            Some(stage) => (Some(stage.key()), store.state(stage)?),
+            None => (None, store.state_without_key(S::NAME)?),
+        };
+        Ok(Link { stage: S::NAME, key, state })
     }
 }

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Mlp(args) => cmd::predictor::mlp(&args),
         Command::Base(args) => cmd::base::base(&args),
         Command::Sparsity(args) => cmd::base::sparsity(&args),
+        Command::Projection(args) => cmd::stages::projection(&args),
         Command::Merge(args) => cmd::stages::merge_parts(&args),
         Command::Status(args) => cmd::stages::status(&args),
         Command::Recipe(args) => cmd::stages::recipe(&args),

@@ -7,6 +7,7 @@ pub mod embedding;
 pub mod mlp;
 pub mod placement;
 pub mod predictor;
+pub mod projection;
 pub mod prompts;
 pub mod source;
 pub mod sparsity;

@@ -1,4 +1,4 @@
-//! `ls-prep prompts`, `activations`, `embedding`, `placement`, `merge`, `status` and `recipe`.
+//! `ls-prep prompts`, `activations`, `embedding`, `placement`, `projection`, `merge`, `status` and `recipe`.
 
 use super::{extend, print};
 use crate::peak_rss_bytes;
@@ -13,6 +13,7 @@ use ls_prep::stage::{Outcome, Stage, State, merge};
 use ls_prep::stages::activations::{Activations, ActivationsStage, Cost};
 use ls_prep::stages::embedding::{Embedding, EmbeddingStage, Fit};
 use ls_prep::stages::placement::{Measured, Placement, PlacementStage};
+use ls_prep::stages::projection::{Projection, ProjectionStage, Spread};
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -212,6 +213,32 @@ pub(crate) fn placement(args: &LayersArgs) -> Result<()> {
     let details =
         json!({"block_neurons": found.block_neurons, "first_layer": first, "layers": found.layers});
     report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
+}
+
+/// `ls-prep projection`.
+pub(crate) fn projection(args: &LayersArgs) -> Result<()> {
+    let start = Instant::now();
+    let mut progress = TerminalProgress::new();
+    let chain = args.stage.chain(&mut progress)?;
+    let (windows, prompts) = chain.windows(&mut progress)?;
+    let store = &chain.source.store;
+    let recorded = store.need(&chain.activations(&windows, prompts), ProjectionStage::NAME)?;
+    let recorded = Activations::new(recorded)?;
+    let stage = chain.projection(&recorded);
+    let (artifact, outcome) = store.run(&stage, args.layers.clone(), &mut progress)?;
+    drop(progress);
+    let found = Projection::new(artifact)?;
+    let layers = found.artifact().description().units_held();
+    let spread = |layer| found.layer(layer).map(|basis| basis.spread);
+    let spreads = layers.clone().map(spread).collect::<Result<Vec<Spread>>>()?;
+    let least = spreads.iter().map(|spread| spread.explained).fold(1.0, f64::min);
+    let (kept, hidden) = (found.params().kept, found.params().hidden);
+    let percent = 100.0 * least;
+    let text = format!("{kept} of {hidden} dimensions hold {percent:.1} % of the variance or more");
+    let details = json!({
+        "kept": kept, "hidden": hidden, "first_layer": layers.start, "layers": spreads,
+    });
+    report(args.stage.json, found.artifact(), outcome, start.elapsed(), &text, details)
 }
 
 pub(crate) fn estimate(cost: &Cost, seconds: f64) -> String {

@@ -9,6 +9,8 @@ mod datasets;
 mod forward;
 mod pack;
 mod placement;
+#[cfg(feature = "lapack")]
+mod projection;
 mod prompts;
 
 use ls_prep::recipe::Recipe;
