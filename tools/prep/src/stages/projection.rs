@@ -12,6 +12,15 @@
 //! whose largest element is positive).
 //!
 //! A hashing predictor's first layer is linear up to its sign, so the projection costs it nothing: [`Basis::fold`].
+//!
+//! Tried beyond the paper: with each neuron's hashed column W d (d its column of down) beside its block, the hashes of a
+//! partial residual follow the stages without another product, W (x + sum of a d) = W x + sum of a (W d). In bytes with
+//! one scale that is + 1.1 % of a 7B neuron in f16, where a projected column is + 10 %. On SmolLM2 (layers 2, 12, 27; 256
+//! random planes, 8 stages) 0.07 to 0.09 % of the signs then differ from those of the partial residual itself, of which
+//! 11 to 14 % change from the FFN's input to its output; with the root mean square of the input instead of the partial
+//! residual's own, 1.2 to 3.7 %. So the columns may be bytes, but the residual's length must be kept up to date, or the
+//! hyperplanes must do without a bias. The measurement is a test beside this stage's.
+//!
 //! Needs LAPACK, which the cargo feature `lapack` brings; without it the stage can be read but not made.
 
 mod covariance;

@@ -19,20 +19,33 @@ fn record_as(
     layers: Option<Range<u32>>,
     progress: &mut dyn Progress,
 ) -> (Activations, Outcome) {
-    let source = bench.source_in(artifacts);
-    let windows = windows(&source, recipe);
-    let prompts = Prompts::new(&source, &[text()], recipe).unwrap().key();
-    let stage = ActivationsStage::new(&source, &windows, prompts, recipe);
+    record_into(&bench.source_in(artifacts), recipe, layers, progress)
+}
+
+fn record_into(
+    source: &Source,
+    recipe: &Recipe,
+    layers: Option<Range<u32>>,
+    progress: &mut dyn Progress,
+) -> (Activations, Outcome) {
+    let windows = windows(source, recipe);
+    let prompts = Prompts::new(source, &[text()], recipe).unwrap().key();
+    let stage = ActivationsStage::new(source, &windows, prompts, recipe);
     let (artifact, outcome) = source.store.run(&stage, layers, progress).unwrap();
     (Activations::new(artifact).unwrap(), outcome)
 }
 
 /// Everything of `recipe`'s, in the bench's own artifacts.
 pub(crate) fn record(bench: &Bench, recipe: &Recipe) -> Activations {
-    record_as(bench, "artifacts", recipe, None, &mut ()).0
+    record_from(&bench.source(), recipe)
 }
 
-fn windows(source: &Source, recipe: &Recipe) -> Windows {
+/// Everything of `recipe`'s, of any model.
+pub(crate) fn record_from(source: &Source, recipe: &Recipe) -> Activations {
+    record_into(source, recipe, None, &mut ()).0
+}
+
+pub(crate) fn windows(source: &Source, recipe: &Recipe) -> Windows {
     let prompts = Prompts::new(source, &[text()], recipe).unwrap();
     let (artifact, _) = source.store.run(&prompts, None, &mut ()).unwrap();
     Windows::read(&artifact, source.model.config.vocab_size).unwrap()

@@ -6,26 +6,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-fn program(command: &str) -> Command {
+pub(crate) fn program(command: &str) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_ls-prep"));
     program.arg(command);
     program
 }
 
 /// A stage's command on the model of `bench`, with artifacts in `artifacts`.
-fn stage(bench: &Bench, command: &str, artifacts: &str) -> Command {
+pub(crate) fn stage(bench: &Bench, command: &str, artifacts: &str) -> Command {
     let mut program = program(command);
     program.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join(artifacts));
     program.args(["--recipe", "tiny", "--json", "--calibration"]).arg(text());
     program
 }
 
-fn json(output: &Output) -> Value {
+pub(crate) fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn run(command: &mut Command) -> Value {
+pub(crate) fn run(command: &mut Command) -> Value {
     json(&command.output().unwrap())
 }
 
@@ -33,7 +33,7 @@ fn code_of(command: &mut Command) -> Option<i32> {
     command.output().unwrap().status.code()
 }
 
-fn artifact(report: &Value) -> PathBuf {
+pub(crate) fn artifact(report: &Value) -> PathBuf {
     PathBuf::from(report["path"].as_str().unwrap())
 }
 

@@ -4,6 +4,7 @@
 
 mod activations;
 mod base;
+mod chain;
 mod cli;
 mod datasets;
 mod forward;
