@@ -21,7 +21,9 @@
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use ls_bundle::ids::BlockId;
-use ls_cache::policy::{Belady, Ema, GapTable, HotPinned, Lfu, Lru, Nothing, ReuseDistance};
+use ls_cache::policy::{
+    Belady, Ema, GapTable, Hazard, HazardTable, HotPinned, Lfu, Lru, Nothing, ReuseDistance,
+};
 use ls_cache::{AccessTrace, Admission, Blocks, EvictionPolicy, Sharing, WeightCache, replay};
 use std::time::Instant;
 
@@ -81,13 +83,21 @@ fn policies(trace: &AccessTrace, kept: u32) -> Vec<(&'static str, Box<dyn Evicti
         history: 4,
         distances: (0..4096).map(|history| 1 + history % 8 + history / 512).collect(),
     };
+    let hazard = HazardTable {
+        recent: 4,
+        rates: [1311, 131],
+        thresholds: [(1..24).map(|n| 42 * n).collect(), (1..16).map(|n| 64 * n).collect()],
+        worths: (0..16 * 24 * 16).map(|entry| entry % 384 + 30 * (entry / 384)).collect(),
+        initial: vec![13_000; BLOCKS as usize],
+    };
     vec![
         ("none", Box::new(Nothing)),
         ("lru", Box::new(Lru::new(blocks))),
         ("lfu", Box::new(Lfu::new(blocks))),
         ("ema", Box::new(Ema::new(blocks, 0.99))),
         ("hot pinned", Box::new(HotPinned::new(blocks, &frequencies, &hot))),
-        ("reuse distance", Box::new(ReuseDistance::new(blocks, gaps))),
+        ("reuse distance", Box::new(ReuseDistance::new(blocks, vec![gaps; usize::from(LAYERS)]))),
+        ("hazard", Box::new(Hazard::new(blocks, &vec![hazard; usize::from(LAYERS)]))),
         ("belady", Box::new(Belady::new(trace))),
     ]
 }

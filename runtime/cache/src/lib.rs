@@ -16,10 +16,12 @@ mod error;
 pub mod policy;
 mod replay;
 mod trace;
+mod wire;
 
 pub use blocks::Blocks;
 pub use cache::{Admission, Counts, Loading, Request, Sharing, SlotId, WeightCache};
-pub use error::TraceError;
+pub use error::{ReuseError, TraceError};
 pub use policy::EvictionPolicy;
 pub use replay::replay;
 pub use trace::AccessTrace;
+pub use wire::ReuseTable;

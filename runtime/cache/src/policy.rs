@@ -2,6 +2,7 @@
 
 mod belady;
 mod ema;
+mod hazard;
 mod hot_pinned;
 mod lfu;
 mod lru;
@@ -12,6 +13,7 @@ mod reuse_distance;
 
 pub use belady::Belady;
 pub use ema::Ema;
+pub use hazard::{Hazard, HazardTable, MEAN_STEPS, Pasts};
 pub use hot_pinned::HotPinned;
 pub use lfu::Lfu;
 pub use lru::Lru;

@@ -5,8 +5,8 @@ use super::ranks::Ranks;
 use crate::blocks::Blocks;
 use ls_bundle::ids::{BlockId, LayerId};
 
-/// Predicted reuse distances of every history of quantised inter-arrival times.
-#[derive(Clone, Debug, PartialEq)]
+/// Predicted reuse distances of every history of quantised inter-arrival times, for one layer's blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GapTable {
     /// A gap is in interval i if exactly i of these are <= it. Ascending; a power of two less one.
     pub thresholds: Vec<u16>,
@@ -39,6 +39,12 @@ impl GapTable {
         self.thresholds.partition_point(|&threshold| u32::from(threshold) <= gap) as u32
     }
 
+    /// The history of the longest gaps, and its distance.
+    fn longest(&self) -> (u16, u16) {
+        let last = self.distances.len() - 1;
+        (last as u16, self.distances[last])
+    }
+
     /// The history after one gap more.
     #[must_use]
     pub fn push(&self, history: u16, gap: u32) -> u16 {
@@ -52,7 +58,8 @@ impl GapTable {
 #[derive(Debug)]
 pub struct ReuseDistance {
     ranks: Ranks,
-    table: GapTable,
+    /// By layer.
+    tables: Vec<GapTable>,
     histories: Vec<u16>,
     /// By block: the visit of its last request.
     last: Vec<u32>,
@@ -63,22 +70,30 @@ pub struct ReuseDistance {
 }
 
 impl ReuseDistance {
-    /// For these blocks, none requested yet: as if all had been requested just before, after the longest gaps.
+    /// For these blocks, with a table a layer. None was requested yet: as if all had been, just before, after the
+    /// longest gaps.
     ///
     /// # Panics
-    /// If the table is not sound.
+    /// If a table is not sound.
     #[must_use]
-    pub fn new(blocks: &Blocks, table: GapTable) -> ReuseDistance {
-        assert!(table.is_sound(), "a table of gaps");
-        let longest = (table.distances.len() - 1) as u16;
+    pub fn new(blocks: &Blocks, tables: Vec<GapTable>) -> ReuseDistance {
+        assert_eq!(tables.len(), blocks.layers(), "a table for each layer");
+        let (mut histories, mut due) = (vec![0; blocks.len()], vec![0; blocks.len()]);
+        for (table, range) in tables.iter().zip(blocks.ranges()) {
+            assert!(table.is_sound(), "a table of gaps");
+            let (longest, distance) = table.longest();
+            let first = blocks.index(BlockId(range.start));
+            histories[first..first + range.len()].fill(longest);
+            due[first..first + range.len()].fill(u32::from(distance));
+        }
         ReuseDistance {
             ranks: Ranks::new(blocks),
-            histories: vec![longest; blocks.len()],
+            histories,
             last: vec![0; blocks.len()],
-            due: vec![u32::from(table.distances[usize::from(longest)]); blocks.len()],
+            due,
             visits: vec![0; blocks.layers()],
             visited: LayerId(0),
-            table,
+            tables,
         }
     }
 }
@@ -99,9 +114,10 @@ impl EvictionPolicy for ReuseDistance {
     fn requested(&mut self, block: BlockId) {
         let at = self.ranks.blocks().index(block);
         let now = self.visits[self.visited.index()];
-        self.histories[at] = self.table.push(self.histories[at], now - self.last[at]);
+        let table = &self.tables[self.visited.index()];
+        self.histories[at] = table.push(self.histories[at], now - self.last[at]);
         self.last[at] = now;
-        self.due[at] = now + u32::from(self.table.distances[usize::from(self.histories[at])]);
+        self.due[at] = now + u32::from(table.distances[usize::from(self.histories[at])]);
     }
 
     fn enter(&mut self, layer: LayerId, block: BlockId) {

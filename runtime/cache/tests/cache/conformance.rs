@@ -157,9 +157,12 @@ proptest! {
             prop_assert_eq!(found.requests(), requests as u64);
             // Everything is prefetched just in time, so nothing is missing, nothing in vain.
             prop_assert_eq!((found.misses, found.prefetched_in_vain), (0, 0), "{}", name);
-            let mut plain = self::cache(name, &trace, false, Admission::Compete, kept);
-            let plain = total(ls_cache::replay(&trace, None, 0..trace.tokens(), &mut plain));
-            prop_assert_eq!(found.demand_hits, plain.demand_hits, "{}", name);
+            // Who ranks by recency sees prefetched blocks in another order.
+            if !["lru", "hot_pinned"].contains(&name) {
+                let mut plain = self::cache(name, &trace, false, Admission::Compete, kept);
+                let plain = total(ls_cache::replay(&trace, None, 0..trace.tokens(), &mut plain));
+                prop_assert_eq!(found.demand_hits, plain.demand_hits, "{}", name);
+            }
         }
     }
 }

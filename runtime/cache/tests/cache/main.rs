@@ -5,9 +5,12 @@ mod cache;
 mod conformance;
 mod plain;
 mod trace;
+mod wire;
 
 use ls_bundle::ids::BlockId;
-use ls_cache::policy::{Belady, Ema, GapTable, HotPinned, Lfu, Lru, Nothing, ReuseDistance};
+use ls_cache::policy::{
+    Belady, Ema, GapTable, Hazard, HazardTable, HotPinned, Lfu, Lru, Nothing, ReuseDistance,
+};
 use ls_cache::{AccessTrace, Blocks, EvictionPolicy};
 use proptest::prelude::*;
 
@@ -26,7 +29,11 @@ fn policy(name: &str, trace: &AccessTrace, hot: u32) -> Box<dyn EvictionPolicy> 
             let frequencies: Vec<u32> = (0..blocks.len() as u32).map(|n| n * 7 % 5).collect();
             Box::new(HotPinned::new(blocks, &frequencies, &vec![hot; blocks.layers()]))
         }
-        "reuse_distance" => Box::new(ReuseDistance::new(blocks, gaps())),
+        "reuse_distance" => Box::new(ReuseDistance::new(blocks, vec![gaps(); blocks.layers()])),
+        "hazard" => {
+            let tables: Vec<_> = blocks.ranges().iter().map(|range| hazard(range.len())).collect();
+            Box::new(Hazard::new(blocks, &tables))
+        }
         "belady" => Box::new(Belady::new(trace)),
         other => panic!("no policy {other}"),
     }
@@ -36,6 +43,17 @@ fn policy(name: &str, trace: &AccessTrace, hot: u32) -> Box<dyn EvictionPolicy> 
 fn gaps() -> GapTable {
     let distances = (0..16).map(|history| 1 + (history & 3) + (history >> 2)).collect();
     GapTable { thresholds: vec![2, 3, 6], history: 2, distances }
+}
+
+/// Three visits, means in five and three levels, worths without an order.
+fn hazard(blocks: usize) -> HazardTable {
+    HazardTable {
+        recent: 3,
+        rates: [9830, 655],
+        thresholds: [vec![100, 200, 400, 800], vec![310, 320]],
+        worths: (0..120).map(|entry| entry * 37 % 101).collect(),
+        initial: vec![20_000; blocks],
+    }
 }
 
 prop_compose! {

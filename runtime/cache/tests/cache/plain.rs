@@ -1,6 +1,6 @@
 //! Policies against plain versions that sort all blocks after every visit.
 
-use crate::{gaps, policy, traces};
+use crate::{gaps, hazard, policy, traces};
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_cache::{AccessTrace, Admission, Sharing, WeightCache, replay};
 use proptest::prelude::*;
@@ -8,6 +8,8 @@ use proptest::prelude::*;
 /// What a policy may look at: the visits in which a block was requested so far, and will be.
 struct History<'a> {
     past: &'a [u32],
+    /// Whether it was there when it was last requested.
+    was_there: bool,
     future: Option<u32>,
     now: u32,
 }
@@ -19,7 +21,9 @@ fn plain(trace: &AccessTrace, kept: usize, worth: impl Fn(&History<'_>) -> f64) 
     let sets: Vec<Vec<BlockId>> =
         (0..trace.tokens()).map(|token| trace.set(token, layer).collect()).collect();
     let (mut held, mut hits): (Vec<BlockId>, _) = (Vec::new(), 0);
+    let mut found = std::collections::HashMap::new();
     for (token, set) in sets.iter().enumerate() {
+        found.extend(set.iter().map(|&block| (block, held.contains(&block))));
         hits += set.iter().filter(|block| held.contains(block)).count() as u64;
         held.extend(set);
         held.sort();
@@ -28,7 +32,7 @@ fn plain(trace: &AccessTrace, kept: usize, worth: impl Fn(&History<'_>) -> f64) 
             let in_set = |n: &u32| sets[*n as usize].contains(block);
             let past: Vec<u32> = (0..=token as u32).filter(in_set).collect();
             let future = (token as u32 + 1..sets.len() as u32).find(in_set);
-            worth(&History { past: &past, future, now: token as u32 })
+            worth(&History { past: &past, was_there: found[block], future, now: token as u32 })
         };
         held.sort_by(|a, b| (worth(b), b).partial_cmp(&(worth(a), a)).unwrap());
         held.truncate(kept);
@@ -49,7 +53,9 @@ fn hits(name: &str, trace: &AccessTrace, kept: u32) -> u64 {
 proptest! {
     #[test]
     fn lru_is_the_plain_one(trace in traces(), kept in 0u32..6) {
-        let plain = plain(&trace, kept as usize, |of| f64::from(*of.past.last().unwrap()));
+        let plain = plain(&trace, kept as usize, |of| {
+            f64::from(2 * of.past.last().unwrap() + u32::from(of.was_there))
+        });
         prop_assert_eq!(hits("lru", &trace, kept), plain);
         prop_assert_eq!(hits("hot_pinned", &trace, kept), plain, "nothing hot");
     }
@@ -90,6 +96,27 @@ proptest! {
             -f64::from(due.abs_diff(of.now + 1))
         });
         prop_assert_eq!(hits("reuse_distance", &trace, kept), plain);
+    }
+}
+
+proptest! {
+    #[test]
+    fn hazard_is_the_plain_one(trace in traces(), kept in 0u32..6) {
+        let table = hazard(trace.blocks().of(LayerId(0)).len());
+        let plain = plain(&trace, kept as usize, |of| {
+            let recent = (0..3).filter(|n| of.past.contains(&(of.now.wrapping_sub(*n))));
+            let recent = recent.map(|n| 1u8 << n).sum();
+            let mut means = [20_000u32; 2];
+            for visit in 0..=of.now {
+                for (mean, rate) in means.iter_mut().zip(table.rates) {
+                    *mean -= *mean * u32::from(rate) / 65536;
+                    let gain = u32::from(rate) * u32::from(of.past.contains(&visit));
+                    *mean = (*mean + gain).min(65535);
+                }
+            }
+            f64::from(table.worths[table.entry(recent, means.map(|mean| mean as u16))])
+        });
+        prop_assert_eq!(hits("hazard", &trace, kept), plain);
     }
 }
 
