@@ -12,7 +12,6 @@ use crate::stages::activations::{Activations, ActivationsStage};
 use crate::stages::base::{Base, BaseStage};
 use crate::stages::embedding::{Embedding, EmbeddingStage};
 use crate::stages::mlp::MlpStage;
-use crate::stages::placement::PlacementStage;
 use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::{PredictorStage, Predictors};
 use crate::stages::projection::ProjectionStage;
