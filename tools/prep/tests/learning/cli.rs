@@ -44,8 +44,8 @@ fn a_chain_is_made_told_and_kept() {
     let states = |found: &Value| -> Vec<String> {
         let links = found["stages"].as_array().unwrap();
         let state = |link: &Value| link["state"].as_str().unwrap().to_owned();
-        assert!(links[5..].iter().all(|link| state(link) == "missing"), "{found}");
-        links[..5].iter().map(state).collect()
+        assert!(links[6..].iter().all(|link| state(link) == "missing"), "{found}");
+        links[..6].iter().map(state).collect()
     };
     let status = || run(&mut stage(&bench, "status", "a"));
     assert_eq!(states(&status()), ["done", "missing", "missing", "missing", "missing", "missing"]);
