@@ -8,10 +8,12 @@
 mod free;
 mod hash;
 mod mlp;
+mod refine;
 
 pub use free::{Ema, Frequency};
 pub use hash::PackedScorer;
 pub use mlp::{MlpScorer, MlpTables, Weights};
+pub use refine::measure_file_order;
 
 use crate::error::{PrepError, Result};
 use crate::metrics::{Figures, Meter, Oracle, order_of};

@@ -6,14 +6,19 @@ use crate::terminal::TerminalProgress;
 use ls_bundle::ids::ByteCount;
 use ls_prep::chain::Chain;
 use ls_prep::error::Result;
-use ls_prep::predictors::Measured;
+use ls_prep::metrics::Figures;
+use ls_prep::model::forward::Forward;
+use ls_prep::predictors::{Measured, PackedScorer, measure_file_order};
+use ls_prep::recipe::Recipe;
+use ls_prep::stage::Stage;
 use ls_prep::stages::activations::Activations;
 use ls_prep::stages::embedding::Embedding;
 use ls_prep::stages::mlp::{self, MlpStage};
 use ls_prep::stages::placement::{Placement, PlacementStage};
-use ls_prep::stages::predictor::{PredictorStage, Predictors};
+use ls_prep::stages::predictor::{PredictorStage, Predictors, Rows, grouping};
 use serde_json::json;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Trains the hashing predictor of each layer and measures it on windows that it did not learn from.
@@ -30,6 +35,15 @@ pub(crate) struct PredictorArgs {
     /// Score the placement's blocks instead of neurons
     #[arg(long)]
     placed: bool,
+    /// Measure on this text too, all of whose tokens are held out; its activations are recorded first
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    test: Vec<PathBuf>,
+    /// Tokens of the test text
+    #[arg(long, value_name = "N", default_value_t = 65536)]
+    test_tokens: u64,
+    /// Measure refinement in file order too, on at most so many staged tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    file_order: usize,
 }
 
 /// Trains the two-layer baselines of each layer and measures them as the hashing predictor.
@@ -43,6 +57,12 @@ pub(crate) struct MlpArgs {
     /// Score the placement's blocks instead of neurons
     #[arg(long)]
     placed: bool,
+    /// Measure on this text too, all of whose tokens are held out; its activations are recorded first
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    test: Vec<PathBuf>,
+    /// Tokens of the test text
+    #[arg(long, value_name = "N", default_value_t = 65536)]
+    test_tokens: u64,
 }
 
 /// The recorded activations, and the placement if it is wanted.
@@ -65,20 +85,46 @@ fn inputs(
     Ok((recorded, placement))
 }
 
+/// The activations of a test text, which are recorded if they are not there.
+fn test_activations(
+    args: &StageArgs,
+    texts: &[PathBuf],
+    tokens: u64,
+    progress: &mut TerminalProgress,
+) -> Result<Activations> {
+    let mut recipe = Recipe::load(&args.recipe)?;
+    recipe.calibration.tokens = tokens;
+    let chain = Chain::open(&args.model, &args.artifacts, recipe, texts.to_vec(), progress)?;
+    let (windows, prompts) = chain.windows(progress)?;
+    let stage = chain.activations(&windows, prompts);
+    Activations::new(chain.source.store.run(&stage, None, progress)?.0)
+}
+
 /// A line of figures.
 fn figures(name: &str, found: &Measured) -> String {
     let (stale, full) = (&found.stale, &found.full);
-    let steps: Vec<String> = found.steps.iter().map(|step| format!("{:.3}", step.imp20)).collect();
     format!(
-        "  {name:<10} imp20 {:.4}, top10 {:.3}, red95 {:.3}; stale {:.4}, {:.3}, {:.3}; by step {}",
+        "  {name:<14} imp20 {:.4}, top10 {:.3}, red95 {:.3}; stale {:.4}, {:.3}, {:.3}; by step {}",
         full.imp20,
         full.top10,
         full.red95,
         stale.imp20,
         stale.top10,
         stale.red95,
-        steps.join(" "),
+        imp20(&found.steps),
     )
+}
+
+fn imp20(steps: &[Figures]) -> String {
+    let steps: Vec<String> = steps.iter().map(|step| format!("{:.3}", step.imp20)).collect();
+    steps.join(" ")
+}
+
+fn print_rows(of: &str, rows: &Rows) -> Result<()> {
+    for (name, row) in [("hash", &rows.hash), ("frequency", &rows.frequency), ("ema", &rows.ema)] {
+        print(figures(&format!("{of}{name}"), row))?;
+    }
+    Ok(())
 }
 
 /// `ls-prep predictor`.
@@ -86,25 +132,62 @@ pub(crate) fn predictor(args: &PredictorArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let chain = args.stage.chain(&mut progress)?;
-    let (recorded, placement) = inputs(&chain, "60-predictor", args.placed, &mut progress)?;
+    let (recorded, placement) = inputs(&chain, PredictorStage::NAME, args.placed, &mut progress)?;
     let stage: PredictorStage<'_> = chain.predictor(&recorded, placement.as_ref(), args.literal);
     let (artifact, outcome) = chain.source.store.run(&stage, args.layers.clone(), &mut progress)?;
-    drop(progress);
     let found = Predictors::read(&artifact)?;
+    let numbered = || (found.first_layer..).zip(&found.layers);
+    let of_layer = |layer| grouping(&recorded, placement.as_ref(), layer);
+    let mut tested: Vec<Rows> = Vec::new();
+    if !args.test.is_empty() {
+        let test = test_activations(&args.stage, &args.test, args.test_tokens, &mut progress)?;
+        for (number, layer) in numbered() {
+            tested.push(layer.measure(&test, number, &of_layer(number)?, |_| true)?);
+        }
+    }
+    let mut file_order: Vec<Vec<Figures>> = Vec::new();
+    if args.file_order > 0 {
+        let forward = Forward::new(&chain.source.model, recorded.params().window)?;
+        for (number, layer) in numbered().filter(|(number, _)| *number > 0) {
+            let (blocks, mut scorer) = (of_layer(number)?, PackedScorer::new(layer.stack()?)?);
+            let held_out = |window: u64| stage.holds_out(window);
+            let most = args.file_order;
+            file_order.push(measure_file_order(
+                &forward,
+                &recorded,
+                number,
+                &blocks,
+                held_out,
+                most,
+                &mut scorer,
+            )?);
+        }
+    }
+    drop(progress);
     if !args.stage.json {
-        for (number, layer) in (found.first_layer..).zip(&found.layers) {
+        for (place, (number, layer)) in numbered().enumerate() {
             let (bytes, compared) = (ByteCount(layer.bytes), ByteCount(layer.compared_bytes));
             print(format!(
                 "layer {number}: {bytes}, at 7B shape {compared}, loss {:.4?}",
                 layer.losses
             ))?;
-            print(figures("hash", &layer.hash))?;
-            print(figures("frequency", &layer.frequency))?;
-            print(figures("ema", &layer.ema))?;
+            print_rows("", &layer.measured)?;
+            if let Some(rows) = tested.get(place) {
+                print_rows("test ", rows)?;
+            }
+            let skipped = usize::from(found.first_layer == 0);
+            if let Some(steps) = place.checked_sub(skipped).and_then(|at| file_order.get(at)) {
+                print(format!("  in file order: by step {}", imp20(steps)))?;
+            }
         }
     }
     let text = format!("{} layers", found.layers.len());
-    let details = json!({"first_layer": found.first_layer, "layers": found.layers});
+    let details = json!({
+        "first_layer": found.first_layer,
+        "layers": found.layers,
+        "test": tested,
+        "file_order": file_order,
+    });
     report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
 }
 
@@ -113,13 +196,21 @@ pub(crate) fn mlp(args: &MlpArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let chain = args.stage.chain(&mut progress)?;
-    let (recorded, placement) = inputs(&chain, "62-mlp", args.placed, &mut progress)?;
+    let (recorded, placement) = inputs(&chain, MlpStage::NAME, args.placed, &mut progress)?;
     let stage: MlpStage<'_> = chain.mlp(&recorded, placement.as_ref());
     let (artifact, outcome) = chain.source.store.run(&stage, args.layers.clone(), &mut progress)?;
-    drop(progress);
     let (found, first) = (mlp::read(&artifact)?, artifact.description().range.0);
+    let mut tested = Vec::new();
+    if !args.test.is_empty() {
+        let test = test_activations(&args.stage, &args.test, args.test_tokens, &mut progress)?;
+        for number in (first..).take(found.len()) {
+            let blocks = grouping(&recorded, placement.as_ref(), number)?;
+            tested.push(mlp::measure_on(&artifact, &test, number, &blocks)?);
+        }
+    }
+    drop(progress);
     if !args.stage.json {
-        for (number, layer) in (first..).zip(&found) {
+        for (place, (number, layer)) in (first..).zip(&found).enumerate() {
             print(format!("layer {number}:"))?;
             for baseline in layer {
                 let compared = ByteCount(baseline.compared_bytes);
@@ -128,9 +219,12 @@ pub(crate) fn mlp(args: &MlpArgs) -> Result<()> {
                     figures(&baseline.name, &baseline.measured)
                 ))?;
             }
+            for (name, row) in tested.get(place).into_iter().flatten() {
+                print(figures(&format!("test {name}"), row))?;
+            }
         }
     }
     let text = format!("{} layers", found.len());
-    let details = json!({"first_layer": first, "layers": found});
+    let details = json!({"first_layer": first, "layers": found, "test": tested});
     report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
 }

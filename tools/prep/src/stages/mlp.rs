@@ -222,3 +222,20 @@ pub fn tables(artifact: &Artifact, layer: u32, name: &str) -> Result<Option<MlpT
     let bytes = artifact.read(RecordId::new(layer, 1 + place as u32))?;
     if bytes.is_empty() { Ok(None) } else { MlpTables::from_bytes(&bytes).map(Some) }
 }
+
+/// Measures the baselines of a layer on windows of `activations`, others than they learned from: name and figures.
+pub fn measure_on(
+    artifact: &Artifact,
+    activations: &Activations,
+    layer: u32,
+    grouping: &Grouping,
+) -> Result<Vec<(String, Measured)>> {
+    let mut rows = Vec::new();
+    for name in NAMES {
+        let Some(tables) = tables(artifact, layer, name)? else { continue };
+        let scorer = MlpScorer::new(tables);
+        let found = measure(activations, layer, grouping, |_| true, || scorer.clone())?;
+        rows.push((name.to_owned(), found));
+    }
+    Ok(rows)
+}

@@ -8,8 +8,9 @@
 //! The paper's stack (one stack, 5 layers, tau 8, d 256) can tell apart 2^8 inputs. What measured better is one layer of
 //! hyperplanes whose code the head reads without a table, as signs or as levels; both are recipes of this one stage.
 //!
-//! A layer's unit has two records: 0 is JSON ([`LayerPredictor`]: figures on held-out windows, sizes), 1 the tables in
-//! the wire form of `ls-hash`.
+//! A layer's unit has three records: 0 is JSON ([`LayerPredictor`]: figures on held-out windows, sizes), 1 the tables in
+//! the wire form of `ls-hash`, 2 what is known of blocks without looking: scores by mean importance and frequencies of
+//! activity, f32 \[blocks\] each.
 
 pub(crate) mod samples;
 
@@ -17,7 +18,7 @@ use crate::artifact::{Artifact, Input, RecordId};
 use crate::error::{PrepError, Result};
 use crate::journal::Journal;
 use crate::key::Key;
-use crate::predictors::{Ema, Frequency, Grouping, Measured, PackedScorer, Scorer, measure};
+use crate::predictors::{Ema, Frequency, Grouping, Measured, PackedScorer, measure};
 use crate::progress::{Phase, Progress};
 use crate::recipe;
 use crate::stage::{Stage, each_layer};
@@ -54,12 +55,10 @@ pub struct Params {
 /// What is known of a layer's predictor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerPredictor {
-    /// The tables.
-    pub hash: Measured,
-    /// What costs nothing: the mean share of importance as a score.
-    pub frequency: Measured,
-    /// A moving average of past activity and the frequency.
-    pub ema: Measured,
+    /// On held-out windows.
+    pub measured: Rows,
+    /// What moving averages of activity keep of themselves at a token.
+    pub moving_average: f64,
     /// Bytes of the tables, and of the memory of past activity.
     pub bytes: u64,
     /// The same at [`COMPARED_SHAPE`], with as many neurons a block.
@@ -68,9 +67,26 @@ pub struct LayerPredictor {
     pub losses: Vec<f64>,
     /// Weights of the fast mean, the slow mean and the last token.
     pub weights: Option<[f32; 3]>,
-    /// The tables.
+    /// The tables, as stored.
     #[serde(skip)]
     pub tables: Vec<u8>,
+    /// Score of each block by its mean importance.
+    #[serde(skip)]
+    pub prior: Vec<f32>,
+    /// How often each block is active.
+    #[serde(skip)]
+    pub frequency: Vec<f32>,
+}
+
+/// Figures of a predictor and of what costs nothing, on the same tokens.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rows {
+    /// The tables.
+    pub hash: Measured,
+    /// Mean importance as the score.
+    pub frequency: Measured,
+    /// A moving average of past activity and the frequency of activity.
+    pub ema: Measured,
 }
 
 impl<'a> PredictorStage<'a> {
@@ -84,6 +100,12 @@ impl<'a> PredictorStage<'a> {
         seed: u64,
     ) -> Self {
         PredictorStage { activations, placement, params: Params { recipe: recipe.clone(), seed } }
+    }
+
+    /// Whether a window, counted from 0, is measured on instead of learned from.
+    #[must_use]
+    pub fn holds_out(&self, window: u64) -> bool {
+        held_out(window, self.params.recipe.holdout_every)
     }
 
     fn layer(&self, layer: u32) -> Result<LayerPredictor> {
@@ -119,57 +141,26 @@ impl<'a> PredictorStage<'a> {
         let memory = Memory { rates, initial: samples.frequency.clone() };
         let memory = recipe.free_signals.then_some(&memory);
         let tables = model.pack_blocks(&samples.features, &targets, memory)?;
-        let weights = targets.weights().map_err(fault)?;
-        drop(samples.features);
-        self.judge(
-            layer,
-            &grouping,
-            tables,
-            LayerPredictor { losses, weights, ..Default::default() },
-            prior,
-            samples.frequency,
-        )
-    }
-
-    /// Measures a layer's tables on the windows that it did not learn from, and what costs nothing beside them.
-    fn judge(
-        &self,
-        layer: u32,
-        grouping: &Grouping,
-        tables: StackTables,
-        found: LayerPredictor,
-        prior: Vec<f32>,
-        frequency: Vec<f32>,
-    ) -> Result<LayerPredictor> {
-        let recipe = &self.params.recipe;
-        fn ask<S: Scorer + Clone + Sync>(
-            (activations, layer, grouping, every): (&Activations, u32, &Grouping, u32),
-            scorer: &S,
-        ) -> Result<Measured> {
-            let held_out = |window| held_out(window, every);
-            measure(activations, layer, grouping, held_out, || scorer.clone())
-        }
-        let what = (self.activations, layer, grouping, recipe.holdout_every);
-        let wire = tables.to_bytes().map_err(PrepError::unsupported)?;
         let blocks = COMPARED_SHAPE[1].div_ceil(grouping.block_neurons as usize);
-        let compared_bytes = bytes_at(recipe, COMPARED_SHAPE[0], blocks)?;
-        let bytes = resident_bytes(&tables);
-        let packed = PackedScorer::new(tables)?;
-        let ema = Ema::new(frequency, recipe.moving_average as f32);
-        Ok(LayerPredictor {
-            hash: ask(what, &packed)?,
-            frequency: ask(what, &Frequency { shares: prior })?,
-            ema: ask(what, &ema)?,
-            bytes,
-            compared_bytes,
-            tables: wire,
-            ..found
-        })
+        let mut found = LayerPredictor {
+            measured: Rows::default(),
+            moving_average: recipe.moving_average,
+            bytes: resident_bytes(&tables),
+            compared_bytes: bytes_at(recipe, COMPARED_SHAPE[0], blocks)?,
+            losses,
+            weights: targets.weights().map_err(fault)?,
+            tables: tables.to_bytes().map_err(PrepError::unsupported)?,
+            prior,
+            frequency: samples.frequency,
+        };
+        let held_out = |window| self.holds_out(window);
+        found.measured = found.measure(self.activations, layer, &grouping, held_out)?;
+        Ok(found)
     }
 }
 
 /// The blocks of a layer.
-pub(crate) fn grouping(
+pub fn grouping(
     activations: &Activations,
     placement: Option<&Placement>,
     layer: u32,
@@ -234,13 +225,16 @@ impl Stage for PredictorStage<'_> {
     }
 
     fn records(&self, layers: Range<u32>) -> u64 {
-        2 * layers.len() as u64
+        3 * layers.len() as u64
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        each_layer(journal, progress, Phase::Predictor, 2, |layer| {
+        each_layer(journal, progress, Phase::Predictor, 3, |layer| {
             let found = self.layer(layer)?;
-            Ok(vec![serde_json::to_vec(&found).expect("plain data"), found.tables])
+            let text = serde_json::to_vec(&found).expect("plain data");
+            let known = found.prior.iter().chain(&found.frequency);
+            let known = known.flat_map(|x| x.to_le_bytes()).collect();
+            Ok(vec![text, found.tables, known])
         })
     }
 }
@@ -278,7 +272,19 @@ impl Predictors {
             let mut found: LayerPredictor =
                 serde_json::from_slice(&text).map_err(|problem| artifact.fault(problem))?;
             found.tables = artifact.read(RecordId::new(layer, 1))?;
-            found.stack().map_err(|problem| artifact.fault(format!("layer {layer}: {problem}")))?;
+            let fault = |problem| artifact.fault(format!("layer {layer}: {problem}"));
+            let stack = found.stack().map_err(|problem| fault(problem.to_string()))?;
+            let ls_hash::Head::Blocks(head) = stack.head else {
+                return Err(fault("no scores of blocks".to_owned()));
+            };
+            let known = artifact.read(RecordId::new(layer, 2))?;
+            let mut known: Vec<f32> =
+                known.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            if known.len() != 2 * head.blocks() {
+                return Err(fault(format!("{} numbers of {} blocks", known.len(), head.blocks())));
+            }
+            found.frequency = known.split_off(head.blocks());
+            found.prior = known;
             Ok(found)
         };
         Ok(Predictors {
@@ -293,5 +299,23 @@ impl LayerPredictor {
     /// The tables, parsed.
     pub fn stack(&self) -> Result<StackTables> {
         StackTables::from_bytes(&self.tables).map_err(PrepError::unsupported)
+    }
+
+    /// Measures the tables, and what costs nothing, on windows of `activations`: those that it learned from or others.
+    pub fn measure(
+        &self,
+        activations: &Activations,
+        layer: u32,
+        grouping: &Grouping,
+        held_out: impl Fn(u64) -> bool + Copy,
+    ) -> Result<Rows> {
+        let packed = PackedScorer::new(self.stack()?)?;
+        let frequency = Frequency { shares: self.prior.clone() };
+        let ema = Ema::new(self.frequency.clone(), self.moving_average as f32);
+        Ok(Rows {
+            hash: measure(activations, layer, grouping, held_out, || packed.clone())?,
+            frequency: measure(activations, layer, grouping, held_out, || frequency.clone())?,
+            ema: measure(activations, layer, grouping, held_out, || ema.clone())?,
+        })
     }
 }

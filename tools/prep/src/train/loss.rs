@@ -16,6 +16,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 
+/// Weight of a block in [`Loss::Binary`] at which being wrong costs nothing.
+const FLOOR: f32 = 0.1;
+/// Of so many samples the loss of one is computed: it is for people, derivatives are for training.
+const VALUE_EVERY: usize = 8;
+
 /// What margins are multiplied with to be log-odds: they start near a deviation of 1.
 const SHARPNESS: f64 = 4.0;
 
@@ -181,8 +186,15 @@ impl BlockData {
             .map(|past| [&past.fast, &past.slow, &past.previous].map(|signal| &signal[of(signal)]))
     }
 
-    /// Turns the scores of a sample into the derivatives of its loss, which is returned with those of the weights.
-    fn sample(&self, sample: usize, weights: [f32; 3], row: &mut [f32]) -> (f64, [f32; 3]) {
+    /// Turns the scores of a sample into the derivatives of its loss. Returns the loss, if its `value` is wanted, and
+    /// the derivatives by the weights.
+    fn sample(
+        &self,
+        sample: usize,
+        weights: [f32; 3],
+        row: &mut [f32],
+        value: bool,
+    ) -> (f64, [f32; 3]) {
         let past = self.past(sample);
         if let Some([fast, slow, previous]) = past {
             let [a, b, c] = weights.map(|weight| weight / 255.0);
@@ -193,7 +205,7 @@ impl BlockData {
         let codes = &self.codes[sample * self.blocks..][..self.blocks];
         let loss = match self.loss {
             Loss::Softmax => self.softmax(codes, row),
-            Loss::Binary => self.binary(codes, self.least[sample], row),
+            Loss::Binary => self.binary(codes, self.least[sample], row, value),
         };
         let along = |signal: &[u8]| {
             row.iter().zip(signal).map(|(g, &x)| g * f32::from(x)).sum::<f32>() / 255.0
@@ -208,7 +220,7 @@ impl BlockData {
         let (mut sum, mut gained) = (0f32, 0f32);
         for (score, &code) in row.iter_mut().zip(codes) {
             gained += self.decoded[usize::from(code)] / total * (*score - largest);
-            *score = (*score - largest).exp();
+            *score = exp(*score - largest);
             sum += *score;
         }
         for (score, &code) in row.iter_mut().zip(codes) {
@@ -217,21 +229,40 @@ impl BlockData {
         f64::from(sum.ln() - gained)
     }
 
-    fn binary(&self, codes: &[u8], least: u8, row: &mut [f32]) -> f64 {
+    fn binary(&self, codes: &[u8], least: u8, row: &mut [f32], value: bool) -> f64 {
         let edge = self.decoded[usize::from(least)].max(f32::MIN_POSITIVE);
-        let (mut loss, share) = (0f64, 1.0 / self.blocks as f32);
-        for (score, &code) in row.iter_mut().zip(codes) {
-            // Being wrong costs what is lost by it, and a little by itself.
-            let weight = (self.decoded[usize::from(code)] / edge - 1.0).abs() + 0.1;
-            let wanted = f32::from(u8::from(code >= least));
-            let odds = *score;
-            let likely = 1.0 / (1.0 + (-odds).exp());
-            loss +=
-                f64::from(weight * (odds.max(0.0) - odds * wanted + (-odds.abs()).exp().ln_1p()));
-            *score = weight * (likely - wanted) * share;
+        let share = 1.0 / self.blocks as f32;
+        // Being wrong about a block costs what is lost by it, and a little by itself.
+        let weight = |code: u8| (self.decoded[usize::from(code)] / edge - 1.0).abs() + FLOOR;
+        let wanted = |code: u8| f32::from(u8::from(code >= least));
+        let mut loss = 0f64;
+        if value {
+            let of = |(&odds, &code): (&f32, &u8)| {
+                let log = (-odds.abs()).exp().ln_1p();
+                f64::from(weight(code) * (odds.max(0.0) - odds * wanted(code) + log))
+            };
+            loss = row.iter().zip(codes).map(of).sum();
+        }
+        for odds in row.iter_mut() {
+            *odds = 1.0 / (1.0 + exp(-*odds));
+        }
+        for (likely, &code) in row.iter_mut().zip(codes) {
+            *likely = weight(code) * (*likely - wanted(code)) * share;
         }
         loss * f64::from(share)
     }
+}
+
+/// e^x to seven digits, in operations that loops can do side by side.
+fn exp(x: f32) -> f32 {
+    let y = x.clamp(-80.0, 80.0) * std::f32::consts::LOG2_E;
+    let whole = (y + 12_582_912.0) - 12_582_912.0;
+    // 2^r for |r| <= 1/2: the series of e^(r ln 2).
+    let r = (y - whole) * std::f32::consts::LN_2;
+    let series = 1.0
+        + r * (1.0
+            + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r / 720.0)))));
+    f32::from_bits(((whole as i32 + 127) << 23) as u32) * series
 }
 
 impl CustomOp2 for BlockLoss {
@@ -254,8 +285,11 @@ impl CustomOp2 for BlockLoss {
         let rows = gradients.par_chunks_exact_mut(self.data.blocks).zip(&self.samples);
         let share = 1.0 / self.samples.len() as f32;
         let found: Vec<(f64, [f32; 3])> = rows
-            .map(|(row, &sample)| {
-                let found = self.data.sample(sample as usize, weights, row);
+            .enumerate()
+            .map(|(place, (row, &sample))| {
+                let value = place % VALUE_EVERY == 0;
+                let mut found = self.data.sample(sample as usize, weights, row, value);
+                found.0 *= f64::from(u8::from(value));
                 row.iter_mut().for_each(|gradient| *gradient *= share);
                 found
             })
@@ -266,7 +300,7 @@ impl CustomOp2 for BlockLoss {
             of_weights.iter_mut().zip(along).for_each(|(sum, along)| *sum += along * share);
         }
         *self.gradients.lock().expect("no thread panicked") = Some((gradients, of_weights));
-        let loss = (loss * f64::from(share)) as f32;
+        let loss = (loss / self.samples.len().div_ceil(VALUE_EVERY) as f64) as f32;
         Ok((CpuStorage::F32(vec![loss]), Shape::from(())))
     }
 
@@ -352,15 +386,15 @@ mod tests {
             previous: vec![255, 0, 0, 255, 255, 0, 0, 255, 0, 0],
         };
         let targets = BlockTargets::new(5, codes, Some(past), 0.4, loss).unwrap();
-        let scores: Vec<f32> = vec![0.3, -0.2, 1.0, -1.1, 0.4, 0.2, 0.1, -0.9, 1.3, 0.6];
+        let scores: Vec<f32> = vec![0.3, -0.2, 1.0, -1.1, 0.4];
         let weights = targets.vars()[0].clone();
         weights.set(&Tensor::from_slice(&[0.3f32, -0.4, 0.2], 3, &Device::Cpu).unwrap()).unwrap();
         let value = |scores: &[f32]| {
-            let scores = Tensor::from_slice(scores, (2, 5), &Device::Cpu).unwrap();
-            f64::from(targets.loss(&scores, &[1, 0]).unwrap().to_vec0::<f32>().unwrap())
+            let scores = Tensor::from_slice(scores, (1, 5), &Device::Cpu).unwrap();
+            f64::from(targets.loss(&scores, &[1]).unwrap().to_vec0::<f32>().unwrap())
         };
-        let var = Var::from_slice(&scores, (2, 5), &Device::Cpu).unwrap();
-        let found = targets.loss(&var, &[1, 0]).unwrap().backward().unwrap();
+        let var = Var::from_slice(&scores, (1, 5), &Device::Cpu).unwrap();
+        let found = targets.loss(&var, &[1]).unwrap().backward().unwrap();
         let of_scores = found.get(&var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
         for (place, &found) in of_scores.iter().enumerate() {
             let moved = |by: f32| {
@@ -388,6 +422,30 @@ mod tests {
     fn derivatives_are_those_of_the_loss() {
         check(Loss::Softmax);
         check(Loss::Binary);
+    }
+
+    #[test]
+    fn derivatives_of_a_batch_are_the_mean_of_its_samples() {
+        let codes = vec![255, 240, 10, 0, 200, 255];
+        let targets = BlockTargets::new(3, codes, None, 0.4, Loss::Binary).unwrap();
+        let of = |scores: &[f32], samples: &[u32]| -> Vec<f32> {
+            let var = Var::from_slice(scores, (samples.len(), 3), &Device::Cpu).unwrap();
+            let found = targets.loss(&var, samples).unwrap().backward().unwrap();
+            found.get(&var).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        };
+        let (a, b) = ([0.3f32, -0.2, 1.0], [0.1f32, 2.0, -1.0]);
+        let apart = [of(&a, &[0]), of(&b, &[1])].concat();
+        let together = of(&[a, b].concat(), &[0, 1]);
+        assert_eq!(together, apart.iter().map(|x| 0.5 * x).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn powers_are_right_to_seven_digits() {
+        for i in -4000..4000 {
+            let x = i as f32 * 0.0199;
+            assert!((exp(x) / x.exp() - 1.0).abs() < 1e-5 * (1.0 + x.abs() / 20.0), "{x}");
+        }
+        assert!(exp(-1000.0) >= 0.0 && exp(-1000.0) < 1e-30 && exp(1000.0).is_finite());
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod datasets;
 mod forward;
 mod pack;
 mod placement;
+mod predictor;
 #[cfg(feature = "lapack")]
 mod projection;
 mod prompts;
