@@ -13,7 +13,7 @@ mod refine;
 pub use free::{Ema, Frequency};
 pub use hash::PackedScorer;
 pub use mlp::{MlpScorer, MlpTables, Weights};
-pub use refine::measure_file_order;
+pub use refine::{Refinement, refinement};
 
 use crate::error::{PrepError, Result};
 use crate::metrics::{Figures, Meter, Oracle, order_of};
@@ -91,6 +91,9 @@ pub struct Measured {
     pub full: Figures,
 }
 
+/// A layer's chunk, and that of the layer before, if there is one.
+pub(crate) type ChunkPair = (Chunk, Option<Chunk>);
+
 /// The residuals of two layers that a layer's predictor may see. Layer 0 has its own alone.
 pub(crate) struct Pair<'a> {
     activations: &'a Activations,
@@ -105,7 +108,7 @@ impl<'a> Pair<'a> {
     }
 
     /// The layer's chunk and the one of the layer before.
-    pub(crate) fn chunk(&self, chunk: u32) -> Result<(Chunk, Option<Chunk>)> {
+    pub(crate) fn chunk(&self, chunk: u32) -> Result<ChunkPair> {
         let before = self.before.map(|before| before.chunk(self.layer - 1, chunk)).transpose()?;
         Ok((self.activations.chunk(self.layer, chunk)?, before))
     }
@@ -178,7 +181,7 @@ pub fn measure<S: Scorer>(
 }
 
 fn measure_window<S: Scorer>(
-    (own, before): &(Chunk, Option<Chunk>),
+    (own, before): &ChunkPair,
     stages: u32,
     tokens: impl Iterator<Item = usize>,
     grouping: &Grouping,

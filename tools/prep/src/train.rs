@@ -4,7 +4,7 @@
 //! [`Features`] are rounded as `ls-hash` rounds them, once, beforehand. A [`Model`] holds real numbers behind the signs
 //! and integers that the tables hold; its forward uses the latter, so training sees what will run ([`sign`]), and
 //! gradients pass the steps as if they were not there ("straight-through"; [`lookup`] for the arg-max of Eq. 12). An
-//! [`Objective`] tells how good outputs are ([`loss`]); [`fit`] is the loop (Adam, cosine). [`Model::pack`] ends it.
+//! [`Objective`] tells how good outputs are ([`loss`]); [`fit()`] is the loop (Adam, cosine). [`Model::pack_blocks`] ends it.
 //!
 //! Sums over a batch are spread over threads by output, not by summand: the same seed gives the same tables on any
 //! number of threads.

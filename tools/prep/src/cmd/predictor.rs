@@ -8,7 +8,7 @@ use ls_prep::chain::Chain;
 use ls_prep::error::Result;
 use ls_prep::metrics::Figures;
 use ls_prep::model::forward::Forward;
-use ls_prep::predictors::{Measured, PackedScorer, measure_file_order};
+use ls_prep::predictors::{Measured, PackedScorer, Refinement, refinement};
 use ls_prep::recipe::Recipe;
 use ls_prep::stage::Stage;
 use ls_prep::stages::activations::Activations;
@@ -41,9 +41,9 @@ pub(crate) struct PredictorArgs {
     /// Tokens of the test text
     #[arg(long, value_name = "N", default_value_t = 65536)]
     test_tokens: u64,
-    /// Measure refinement in file order too, on at most so many staged tokens
+    /// Measure refinement by priority and in file order, on at most so many staged tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
-    file_order: usize,
+    refinement: usize,
 }
 
 /// Trains the two-layer baselines of each layer and measures them as the hashing predictor.
@@ -145,22 +145,20 @@ pub(crate) fn predictor(args: &PredictorArgs) -> Result<()> {
             tested.push(layer.measure(&test, number, &of_layer(number)?, |_| true)?);
         }
     }
-    let mut file_order: Vec<Vec<Figures>> = Vec::new();
-    if args.file_order > 0 {
+    let mut refined: Vec<Option<Refinement>> = Vec::new();
+    if args.refinement > 0 {
         let forward = Forward::new(&chain.source.model, recorded.params().window)?;
-        for (number, layer) in numbered().filter(|(number, _)| *number > 0) {
+        for (number, layer) in numbered() {
+            if number == 0 {
+                // No FFN runs before it.
+                refined.push(None);
+                continue;
+            }
             let (blocks, mut scorer) = (of_layer(number)?, PackedScorer::new(layer.stack()?)?);
-            let held_out = |window: u64| stage.holds_out(window);
-            let most = args.file_order;
-            file_order.push(measure_file_order(
-                &forward,
-                &recorded,
-                number,
-                &blocks,
-                held_out,
-                most,
-                &mut scorer,
-            )?);
+            let (held_out, most) = (|window| stage.holds_out(window), args.refinement);
+            let found =
+                refinement(&forward, &recorded, number, &blocks, held_out, most, &mut scorer)?;
+            refined.push(Some(found));
         }
     }
     drop(progress);
@@ -175,9 +173,9 @@ pub(crate) fn predictor(args: &PredictorArgs) -> Result<()> {
             if let Some(rows) = tested.get(place) {
                 print_rows("test ", rows)?;
             }
-            let skipped = usize::from(found.first_layer == 0);
-            if let Some(steps) = place.checked_sub(skipped).and_then(|at| file_order.get(at)) {
-                print(format!("  in file order: by step {}", imp20(steps)))?;
+            if let Some(Some(found)) = refined.get(place) {
+                print(format!("  by step, by priority {}", imp20(&found.priority)))?;
+                print(format!("        in file order {}", imp20(&found.file)))?;
             }
         }
     }
@@ -186,7 +184,7 @@ pub(crate) fn predictor(args: &PredictorArgs) -> Result<()> {
         "first_layer": found.first_layer,
         "layers": found.layers,
         "test": tested,
-        "file_order": file_order,
+        "refinement": refined,
     });
     report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
 }

@@ -9,8 +9,8 @@
 //! hyperplanes whose code the head reads without a table, as signs or as levels; both are recipes of this one stage.
 //!
 //! A layer's unit has three records: 0 is JSON ([`LayerPredictor`]: figures on held-out windows, sizes), 1 the tables in
-//! the wire form of `ls-hash`, 2 what is known of blocks without looking: scores by mean importance and frequencies of
-//! activity, f32 \[blocks\] each.
+//! the wire form of `ls-hash`, 2 what is known of blocks without looking: mean shares of importance and frequencies
+//! of activity, f32 \[blocks\] each.
 
 pub(crate) mod samples;
 
@@ -70,9 +70,9 @@ pub struct LayerPredictor {
     /// The tables, as stored.
     #[serde(skip)]
     pub tables: Vec<u8>,
-    /// Score of each block by its mean importance.
+    /// Mean share of each block in a token's importance.
     #[serde(skip)]
-    pub prior: Vec<f32>,
+    pub shares: Vec<f32>,
     /// How often each block is active.
     #[serde(skip)]
     pub frequency: Vec<f32>,
@@ -127,8 +127,7 @@ impl<'a> PredictorStage<'a> {
         let shape = shape(recipe, samples.features.dims(), samples.blocks)?;
         let mut draw =
             Xoshiro256PlusPlus::seed_from_u64(self.params.seed.wrapping_add(layer.into()));
-        let prior = targets.prior();
-        let model = Model::new(shape, &prior, &mut draw).map_err(fault)?;
+        let model = Model::new(shape, &targets.prior(), &mut draw).map_err(fault)?;
         let options = Options {
             epochs: recipe.epochs,
             batch: recipe.batch,
@@ -150,7 +149,7 @@ impl<'a> PredictorStage<'a> {
             losses,
             weights: targets.weights().map_err(fault)?,
             tables: tables.to_bytes().map_err(PrepError::unsupported)?,
-            prior,
+            shares: targets.shares(),
             frequency: samples.frequency,
         };
         let held_out = |window| self.holds_out(window);
@@ -232,7 +231,7 @@ impl Stage for PredictorStage<'_> {
         each_layer(journal, progress, Phase::Predictor, 3, |layer| {
             let found = self.layer(layer)?;
             let text = serde_json::to_vec(&found).expect("plain data");
-            let known = found.prior.iter().chain(&found.frequency);
+            let known = found.shares.iter().chain(&found.frequency);
             let known = known.flat_map(|x| x.to_le_bytes()).collect();
             Ok(vec![text, found.tables, known])
         })
@@ -284,7 +283,7 @@ impl Predictors {
                 return Err(fault(format!("{} numbers of {} blocks", known.len(), head.blocks())));
             }
             found.frequency = known.split_off(head.blocks());
-            found.prior = known;
+            found.shares = known;
             Ok(found)
         };
         Ok(Predictors {
@@ -310,7 +309,7 @@ impl LayerPredictor {
         held_out: impl Fn(u64) -> bool + Copy,
     ) -> Result<Rows> {
         let packed = PackedScorer::new(self.stack()?)?;
-        let frequency = Frequency { shares: self.prior.clone() };
+        let frequency = Frequency { shares: self.shares.clone() };
         let ema = Ema::new(self.frequency.clone(), self.moving_average as f32);
         Ok(Rows {
             hash: measure(activations, layer, grouping, held_out, || packed.clone())?,

@@ -1,4 +1,4 @@
-//! [`fit`]: the training loop. Adam, a learning rate that rises for a few steps and falls along a cosine, samples in a
+//! [`fit()`]: the training loop. Adam, a learning rate that rises for a few steps and falls along a cosine, samples in a
 //! new order each pass.
 
 use super::adam::Adam;
@@ -46,7 +46,7 @@ pub fn fit(
     descend(vars, features, objective, options, draw, forward)
 }
 
-/// The loop of [`fit`] for any function with parameters `vars` of rounded features.
+/// The loop of [`fit()`] for any function with parameters `vars` of rounded features.
 pub(crate) fn descend(
     mut vars: Vec<candle_core::Var>,
     features: &Features,

@@ -95,28 +95,40 @@ impl BlockTargets {
         Ok(BlockTargets { data: Arc::new(data), weights: weights.transpose()? })
     }
 
-    /// What scores should begin as: those of a model that knows only how important a block is on average.
+    /// Each block's mean share of a sample's importance.
     #[must_use]
-    pub fn prior(&self) -> Vec<f32> {
+    pub fn shares(&self) -> Vec<f32> {
         let data = &*self.data;
-        let (mut shares, mut counts) = (vec![0f64; data.blocks], vec![0f64; data.blocks]);
-        for (codes, &least) in data.codes.chunks_exact(data.blocks).zip(&data.least) {
+        let mut shares = vec![0f64; data.blocks];
+        for codes in data.codes.chunks_exact(data.blocks) {
             let total: f32 = codes.iter().map(|&c| data.decoded[usize::from(c)]).sum();
-            for ((share, count), &code) in shares.iter_mut().zip(&mut counts).zip(codes) {
-                *share += f64::from(data.decoded[usize::from(code)] / total.max(1e-20));
-                *count += f64::from(u8::from(code >= least));
+            for (share, &code) in shares.iter_mut().zip(codes) {
+                *share += f64::from(data.decoded[usize::from(code)] / total.max(f32::MIN_POSITIVE));
             }
         }
         let samples = data.least.len().max(1) as f64;
+        shares.into_iter().map(|share| (share / samples) as f32).collect()
+    }
+
+    /// What scores should begin as: those of a model that knows only how blocks are on average.
+    #[must_use]
+    pub fn prior(&self) -> Vec<f32> {
+        let data = &*self.data;
         match data.loss {
             Loss::Softmax => {
-                let even = 1.0 / data.blocks as f64;
-                let of = |share: f64| ((share / samples + 1e-3 * even) / even).ln() as f32;
-                shares.into_iter().map(of).collect()
+                let blocks = data.blocks as f32;
+                self.shares().into_iter().map(|share| (share * blocks + 1e-3).ln()).collect()
             }
             Loss::Binary => {
-                let of = |count: f64| ((count + 0.5) / (samples - count + 0.5)).ln() as f32;
-                counts.into_iter().map(of).collect()
+                let mut counts = vec![0f32; data.blocks];
+                for (codes, &least) in data.codes.chunks_exact(data.blocks).zip(&data.least) {
+                    for (count, &code) in counts.iter_mut().zip(codes) {
+                        *count += f32::from(u8::from(code >= least));
+                    }
+                }
+                let samples = data.least.len() as f32;
+                let odds = |count: f32| ((count + 0.5) / (samples - count + 0.5)).ln();
+                counts.into_iter().map(odds).collect()
             }
         }
     }

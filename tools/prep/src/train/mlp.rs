@@ -64,7 +64,7 @@ impl Mlp {
         hidden.apply_op3(&self.second, &self.factors, Scoring { weight })
     }
 
-    /// Trains it as [`super::fit`] trains a stack.
+    /// Trains it as [`super::fit()`] trains a stack.
     pub fn fit(
         &self,
         features: &Features,

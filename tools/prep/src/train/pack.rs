@@ -1,4 +1,4 @@
-//! [`Model::pack`]: from a trained model to the tables that `ls-hash` runs.
+//! [`Model::pack_blocks`] and [`Model::pack_index`]: from a trained model to the tables that `ls-hash` runs.
 
 use super::features::Features;
 use super::loss::BlockTargets;

@@ -2,7 +2,7 @@
 //!
 //! Behind every sign and every integer of the packed form stands a real number; forward rounds it ([`Step`]) and then
 //! computes what `ls-hash` computes, on integers that f32 holds exactly. Only the factors of the blocks' scores are
-//! rounded at the end ([`Model::pack`]).
+//! rounded at the end ([`Model::pack_blocks`]).
 
 use super::features::Features;
 use super::lookup::{Relaxation, look_up};

@@ -5,6 +5,9 @@ use crate::{Bench, tiny};
 use ls_bundle::model::Architecture;
 use ls_hash::{HashStack, Kernels};
 use ls_prep::chain::Chain;
+use ls_prep::metrics::Figures;
+use ls_prep::model::forward::Forward;
+use ls_prep::predictors::{Grouping, PackedScorer, Refinement, refinement};
 use ls_prep::recipe::Recipe;
 use ls_prep::stage::{Stage, merge};
 use ls_prep::stages::activations::Activations;
@@ -46,6 +49,29 @@ fn a_predictor_finds_more_than_what_costs_nothing() {
         assert!(layer.bytes >= tables.bytes() as u64);
         HashStack::new(tables, Kernels::detect()).unwrap();
     }
+}
+
+#[test]
+fn refinement_ends_alike_in_any_order() {
+    let bench = Bench::new();
+    let mut recipe = recipe();
+    recipe.predictor.epochs = 5;
+    let activations = record(&bench, &recipe);
+    let found = learn(&bench, &recipe, &activations);
+    let source = bench.source();
+    let forward = Forward::new(&source.model, 32).unwrap();
+    let blocks = Grouping::single(128);
+    let mut scorer = PackedScorer::new(found.layers[2].stack().unwrap()).unwrap();
+    let mut of =
+        |layer| refinement(&forward, &activations, layer, &blocks, |w| w % 4 == 3, 20, &mut scorer);
+    assert!(of(0).is_err());
+    let Refinement { priority, file } = of(2).unwrap();
+    assert_eq!((priority.len(), file.len(), priority[0].tokens), (5, 5, 20));
+    // Nothing has run at the first step, everything at the last; recorded residuals are rounded to 16 bits.
+    assert_eq!(priority[0], file[0]);
+    assert!((priority[4].imp20 - file[4].imp20).abs() < 0.01, "{priority:?} {file:?}");
+    let moved = |steps: &[Figures]| (steps[1].imp20 - steps[0].imp20).abs();
+    assert!(moved(&priority) + moved(&file) > 0.0, "a stage changes what is seen");
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //! from, so that one set of tables serves all steps of a refinement.
 
 use crate::error::{PrepError, Result};
-use crate::predictors::{Grouping, Pair, widen};
-use crate::stages::activations::{Activations, Chunk};
+use crate::predictors::{ChunkPair, Grouping, Pair, widen};
+use crate::stages::activations::Activations;
 use crate::train::{Features, Past, Statistics};
 use ls_hash::Scaling;
 
@@ -38,7 +38,7 @@ pub(crate) struct LayerSamples {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampling<'a> {
     pub(crate) context: Context<'a>,
-    /// Every so manieth window is held out.
+    /// Of so many windows the last is held out.
     pub(crate) holdout_every: u32,
     /// Share of the blocks that counts as active.
     pub(crate) active_share: f64,
@@ -53,7 +53,7 @@ pub(crate) fn held_out(window: u64, holdout_every: u32) -> bool {
 
 /// The features of one token, in turn.
 fn each_feature(
-    (own, before): &(Chunk, Option<Chunk>),
+    (own, before): &ChunkPair,
     token: usize,
     staged: Option<usize>,
     context: Context<'_>,
@@ -87,7 +87,7 @@ impl LayerSamples {
     ) -> Result<LayerSamples> {
         let params = *activations.params();
         let pair = Pair::new(activations, layer);
-        let every_token = |take: &mut dyn FnMut(&(Chunk, Option<Chunk>), usize, Option<usize>)| {
+        let every_token = |take: &mut dyn FnMut(&ChunkPair, usize, Option<usize>)| {
             for number in 0..params.chunks() {
                 let chunks = pair.chunk(number)?;
                 let staged: Vec<usize> = chunks.0.staged_tokens().collect();
