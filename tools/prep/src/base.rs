@@ -84,11 +84,14 @@ pub fn mean_squares(rows: &[f32], width: usize) -> Vec<f32> {
     rows.par_chunks_exact(width).map(mean).collect()
 }
 
-/// Divides each row of squared errors (tokens x neurons) by its token's mean square of the residual.
-pub fn relate(scores: &mut [f32], mean_squares: &[f32]) {
-    let neurons = scores.len() / mean_squares.len().max(1);
-    scores.par_chunks_exact_mut(neurons).zip(mean_squares).for_each(|(row, square)| {
-        let inverse = 1.0 / square.max(f32::MIN_POSITIVE);
+/// Divides each row (tokens x neurons) by its token's number.
+pub fn relate(scores: &mut [f32], numbers: &[f32]) {
+    if numbers.is_empty() {
+        return;
+    }
+    let neurons = scores.len() / numbers.len();
+    scores.par_chunks_exact_mut(neurons).zip(numbers).for_each(|(row, number)| {
+        let inverse = 1.0 / number.max(f32::MIN_POSITIVE);
         row.iter_mut().for_each(|x| *x *= inverse);
     });
 }
@@ -135,17 +138,19 @@ impl Histogram {
     }
 }
 
-/// Marks the `count` largest of each row of `scores` (tokens x neurons); of equals those of lower number.
+/// Marks the largest of each row of `scores` (tokens x neurons), as many as `count` says for the row; of equals those
+/// of lower number.
 #[must_use]
-pub fn largest(scores: &[f32], neurons: usize, count: usize) -> Vec<bool> {
+pub fn largest(scores: &[f32], neurons: usize, count: impl Fn(usize) -> usize + Sync) -> Vec<bool> {
     let mut chosen = vec![false; scores.len()];
-    if count == 0 {
-        return chosen;
-    }
     let rows = chosen.par_chunks_exact_mut(neurons).zip(scores.par_chunks_exact(neurons));
-    rows.for_each(|(chosen, scores)| {
+    rows.enumerate().for_each(|(row, (chosen, scores))| {
+        let count = count(row).min(neurons);
+        if count == 0 {
+            return;
+        }
         let mut order: Vec<u32> = (0..neurons as u32).collect();
-        let (at, by) = (count.min(neurons) - 1, |&a: &u32, &b: &u32| {
+        let (at, by) = (count - 1, |&a: &u32, &b: &u32| {
             scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
         });
         order.select_nth_unstable_by(at, by);
@@ -266,9 +271,9 @@ mod tests {
 
     #[test]
     fn the_largest_are_chosen_and_of_equals_the_first() {
-        let chosen = largest(&[1.0, 3.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0], 4, 2);
+        let chosen = largest(&[1.0, 3.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0], 4, |_| 2);
         assert_eq!(chosen, [false, true, true, false, true, true, false, false]);
-        assert!(largest(&[1.0, 2.0], 2, 0).iter().all(|chosen| !chosen));
+        assert_eq!(largest(&[1.0, 2.0, 3.0, 4.0], 2, |row| row), [false, false, false, true]);
         assert_eq!(masked(&[5.0, 6.0], &[true, false], false), [0.0, 6.0]);
     }
 }

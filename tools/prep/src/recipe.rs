@@ -82,7 +82,7 @@ Mlp {
 } }
 section! { /// `[base]`.
 Base {
-    gate_bits: u32, up_bits: u32, down_bits: u32, hessian_tokens: u64, exact_share: f64, damping: f64,
+    gate_bits: u32, up_bits: u32, down_bits: u32, hessian_tokens: u64, exact_shares: Vec<f64>, damping: f64,
     feedback_neurons: u32, sweeps: u32,
 } }
 section! { /// `[reuse]`.
@@ -90,7 +90,7 @@ Reuse {
     history: u32, intervals: u32, clip: f64, extended: bool, layers: u32, tau: u32, width: u32,
 } }
 section! { /// `[sparsity]`.
-Sparsity { levels: Vec<f64>, bases: Vec<[u32; 3]>, eval_tokens: u64, } }
+Sparsity { levels: Vec<f64>, bases: Vec<[u32; 3]>, uniform: Vec<[u32; 3]>, eval_tokens: u64, } }
 section! { /// `[lut]`.
 Lut { intervals: u32, samples: u32, } }
 section! { /// `[pack]`.
@@ -228,9 +228,13 @@ impl Recipe {
             ("placement.active_share", placement.active_share),
             ("projection.share", self.projection.share),
             ("predictor.target_share", predictor.target_share),
-            ("base.exact_share", base.exact_share),
             ("base.damping", base.damping),
         ];
+        let sound = |share: &f64| (0.0..=1.0).contains(share);
+        if base.exact_shares.is_empty() || !base.exact_shares.iter().all(sound) {
+            let found = &base.exact_shares;
+            return Err(format!("base.exact_shares is {found:?}; wanted some of 0 to 1"));
+        }
         for (name, share) in shares {
             if !(share > 0.0 && share <= 1.0) {
                 return Err(format!("{name} is {share}; wanted more than 0, at most 1"));

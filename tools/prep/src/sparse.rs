@@ -131,7 +131,7 @@ impl<S: Scorer> Policy for Selected<S> {
         let neurons = at.weights.ffn_hidden();
         let count = (neurons as f64 * self.exact_share).round() as usize;
         self.exact_neurons += (count * activations.len() / neurons) as u64;
-        let chosen = largest(&scores, neurons, count);
+        let chosen = largest(&scores, neurons, |_| count);
         at.weights.ffn_output(masked(&activations, &chosen, true))
     }
 
@@ -177,7 +177,7 @@ impl Policy for WithBase<'_> {
         let mut scores = base.doubt.of_rows(&gate, &up);
         let chosen = match self.selection {
             Selection::Share(share) => {
-                largest(&scores, neurons, (neurons as f64 * share).round() as usize)
+                largest(&scores, neurons, |_| (neurons as f64 * share).round() as usize)
             }
             Selection::Above(threshold) => {
                 relate(&mut scores, &mean_squares(at.residual, at.weights.hidden()));

@@ -91,10 +91,14 @@ pub(crate) fn sparsity(args: &SparsityArgs) -> Result<()> {
     let mut progress = TerminalProgress::new();
     let mut chain = args.stage.chain(&mut progress)?;
     let recorded = recorded(&chain, SparsityStage::NAME, &mut progress)?;
+    let (with_exact, plain) = (&chain.recipe.sparsity.bases, &chain.recipe.sparsity.uniform);
+    let wanted = with_exact.iter().map(|&bits| (bits, chain.recipe.base.exact_shares.clone()));
+    let wanted: Vec<_> = wanted.chain(plain.iter().map(|&bits| (bits, vec![0.0]))).collect();
     let mut bases = Vec::new();
-    for [gate, up, down] in chain.recipe.sparsity.bases.clone() {
+    for (bits, exact_shares) in wanted {
         let base = &mut chain.recipe.base;
-        (base.gate_bits, base.up_bits, base.down_bits) = (gate, up, down);
+        (base.gate_bits, base.up_bits, base.down_bits) = bits.into();
+        base.exact_shares = exact_shares;
         let (artifact, _) = chain.source.store.run(&chain.base(&recorded)?, None, &mut progress)?;
         bases.push(Base::new(artifact)?);
     }

@@ -2,7 +2,7 @@
 //! exactly and stands in for the others ([`LayerBase`]).
 //!
 //! Gate and up are rounded with error feedback by the Hessian of the FFN's inputs. Then the calibration tokens run
-//! with the `exact_share` of the neurons that the copy is most in doubt of left out; down is what turns the stand-ins
+//! with some share of the neurons, which the copy is most in doubt of, left out; down is what turns the stand-ins
 //! of the rest into what the rest would have added (least squares, drawn towards the neurons' own columns), rounded
 //! with feedback by the stand-ins' Hessian. Of calibration tokens a few are held out to measure what the copy leaves.
 //!
@@ -49,8 +49,8 @@ pub struct Params {
     pub bits: [u32; 3],
     /// Tokens of the Hessians.
     pub hessian_tokens: u64,
-    /// Share of the neurons that run exactly.
-    pub exact_share: f64,
+    /// Shares of the neurons that run exactly; tokens take turns.
+    pub exact_shares: Vec<f64>,
     /// Added to Hessians' diagonals, as a share of the mean.
     pub damping: f64,
     /// Neurons that make up for each other's errors.
@@ -79,7 +79,7 @@ impl<'a> BaseStage<'a> {
             neurons: activations.params().neurons,
             bits: [base.gate_bits, base.up_bits, base.down_bits],
             hessian_tokens: base.hessian_tokens.min(activations.params().tokens),
-            exact_share: base.exact_share,
+            exact_shares: base.exact_shares.clone(),
             damping: base.damping,
             feedback_neurons: base.feedback_neurons,
             sweeps: base.sweeps,

@@ -40,7 +40,12 @@ pub enum Way {
         /// Whether one threshold for all layers selects, and not a count.
         threshold: bool,
     },
-    /// A low-bit copy selects and stands in for the others. Where none runs exactly it is plain uniform quantisation.
+    /// A low-bit copy runs for all: plain quantisation, nothing is streamed.
+    Uniform {
+        /// Of gate, up and down.
+        bits: [u32; 3],
+    },
+    /// A low-bit copy selects and stands in for the others.
     Base {
         /// Of gate, up and down.
         bits: [u32; 3],
@@ -54,6 +59,7 @@ impl std::fmt::Display for Way {
         match self {
             Way::Dense => write!(f, "dense"),
             Way::Oracle => write!(f, "oracle"),
+            Way::Uniform { bits: [gate, up, down] } => write!(f, "uniform {gate}/{up}/{down}"),
             Way::Sketch { bits: [gate, up], threshold } => {
                 write!(f, "sketch {gate}/{up}{}", if *threshold { " t" } else { "" })
             }
@@ -130,6 +136,9 @@ impl<'a> SparsityStage<'a> {
                 let selection = selection(base, threshold, exact_share)?;
                 Box::new(WithBase::new(base, selection))
             }
+            (Way::Uniform { .. }, Some(base)) => {
+                Box::new(WithBase::new(base, Selection::Share(0.0)))
+            }
             (Way::Dense, _) => Box::new(Dense::default()),
             _ => Box::new(Selected::new(Oracle::new(false), exact_share)),
         };
@@ -150,12 +159,18 @@ impl<'a> SparsityStage<'a> {
     }
 }
 
-/// The ways to use a base: by count and by threshold.
-fn ways_of(base: &Base) -> [Way; 2] {
-    [false, true].map(|threshold| match base.params().bits {
+/// The ways to use a base: one that was fitted with no neuron exact by itself, any other by count and by threshold.
+fn ways_of(base: &Base) -> Vec<Way> {
+    let way = |threshold| match base.params().bits {
         [gate, up, 0] => Way::Sketch { bits: [gate, up], threshold },
+        bits if base.params().exact_shares.iter().all(|&share| share == 0.0) => {
+            Way::Uniform { bits }
+        }
         bits => Way::Base { bits, threshold },
-    })
+    };
+    let mut ways = vec![way(false), way(true)];
+    ways.dedup();
+    ways
 }
 
 fn selection(base: &Base, threshold: bool, exact_share: f64) -> Result<Selection> {
@@ -173,12 +188,10 @@ fn arms(levels: &[f64], bases: &[Base]) -> Vec<(Way, f64)> {
     let mut arms = vec![(Way::Dense, 0.0)];
     let sparse = || levels.iter().copied().filter(|&level| level > 0.0);
     arms.extend(sparse().map(|level| (Way::Oracle, level)));
-    for [by_count, by_threshold] in bases.iter().map(ways_of) {
-        for way in [by_count, by_threshold] {
-            arms.extend(sparse().map(|level| (way, level)));
-        }
-        if matches!(by_count, Way::Base { .. }) {
-            arms.push((by_count, 1.0));
+    for way in bases.iter().flat_map(ways_of) {
+        match way {
+            Way::Uniform { .. } => arms.push((way, 1.0)),
+            _ => arms.extend(sparse().map(|level| (way, level))),
         }
     }
     arms

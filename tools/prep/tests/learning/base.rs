@@ -133,12 +133,10 @@ fn a_base_brings_a_few_neurons_nearer_to_the_model_than_an_oracle_alone() {
 fn the_price_list_has_every_arm_and_is_kept() {
     let bench = Bench::new();
     let (source, activations) = (bench.source(), record(&bench, &tiny()));
-    let bases = tiny()
-        .sparsity
-        .bases
-        .into_iter()
-        .map(|bits| Base::new(made(&source, &activations, &with_bits(bits), None)).unwrap());
-    let bases: Vec<Base> = bases.collect();
+    let base = |recipe: &Recipe| Base::new(made(&source, &activations, recipe, None)).unwrap();
+    let mut plain = with_bits([2, 2, 2]);
+    plain.base.exact_shares = vec![0.0];
+    let bases = [base(&with_bits([3, 3, 0])), base(&with_bits([2, 2, 2])), base(&plain)];
     let stage = SparsityStage::new(&source, &bases, &[text()], &tiny()).unwrap();
     let (artifact, outcome) = source.store.run(&stage, None, &mut ()).unwrap();
     assert_eq!(outcome, Outcome::Made);
@@ -151,7 +149,7 @@ fn the_price_list_has_every_arm_and_is_kept() {
         "sketch 3/3 t",
         "base 2/2/2",
         "base 2/2/2 t",
-        "base 2/2/2",
+        "uniform 2/2/2",
     ];
     assert_eq!(names, wanted);
     assert_eq!((found[0].way, found[0].exact_share), (Way::Dense, 1.0));

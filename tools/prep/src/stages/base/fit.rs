@@ -260,11 +260,13 @@ impl<'a> Fit<'a> {
             outputs: vec![0.0; hidden],
             tokens: 0,
         };
-        let exact_neurons = (neurons as f64 * self.params.exact_share).round() as usize;
+        let counts = self.params.exact_shares.iter();
+        let counts: Vec<usize> = counts.map(|s| (neurons as f64 * s).round() as usize).collect();
         for chunk in 0..self.activations.params().chunks() {
             let h = self.inputs(weights, layer, chunk)?.fitted;
             let [gate, up] = base.gate_up(&h);
-            let chosen = largest(&base.doubt.of_rows(&gate, &up), neurons, exact_neurons);
+            let chosen =
+                largest(&base.doubt.of_rows(&gate, &up), neurons, |t| counts[t % counts.len()]);
             let stand_ins = base.stand_ins(&gate, &up, &chosen);
             let exact = masked(&weights.activations(h)?, &chosen, false);
             sums.add(&stand_ins, &exact, down, neurons);
@@ -372,7 +374,7 @@ impl Sample {
         let mut scores = base.doubt.of_rows(&gate, &up);
         let measure = |exact_share: f64| {
             let count = (neurons as f64 * exact_share).round() as usize;
-            let chosen = largest(&scores, neurons, count);
+            let chosen = largest(&scores, neurons, |_| count);
             let mut found = vec![0f32; self.h.len()];
             add_product(&masked(&self.exact, &chosen, true), down, neurons, &mut found);
             base.add(&gate, &up, &chosen, &mut found);
