@@ -81,7 +81,7 @@ fn policies(trace: &AccessTrace, kept: u32) -> Vec<(&'static str, Box<dyn Evicti
     let gaps = GapTable {
         thresholds: vec![2, 3, 5, 8, 16, 32, 64],
         history: 4,
-        distances: (0..4096).map(|history| 1 + history % 8 + history / 512).collect(),
+        distances: (0..4096).map(|history| 16 * (1 + history % 8 + history / 512)).collect(),
     };
     let hazard = HazardTable {
         recent: 4,

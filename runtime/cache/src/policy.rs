@@ -18,7 +18,7 @@ pub use hot_pinned::HotPinned;
 pub use lfu::Lfu;
 pub use lru::Lru;
 pub use none::Nothing;
-pub use reuse_distance::{GapTable, ReuseDistance};
+pub use reuse_distance::{DISTANCE_UNITS, GapTable, ReuseDistance};
 
 use ls_bundle::ids::{BlockId, LayerId};
 use std::fmt::Debug;

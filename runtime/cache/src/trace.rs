@@ -100,7 +100,14 @@ impl AccessTrace {
         })
     }
 
-    /// Blocks that a visit requested.
+    /// Whether a visit requested a block of its layer.
+    #[must_use]
+    pub fn contains(&self, token: usize, layer: LayerId, block: BlockId) -> bool {
+        let number = (block.0 - self.blocks.of(layer).start) as usize;
+        self.words(token, layer)[number / 64] >> (number % 64) & 1 == 1
+    }
+
+    /// Number of blocks that a visit requested.
     #[must_use]
     pub fn set_len(&self, token: usize, layer: LayerId) -> usize {
         self.words(token, layer).iter().map(|word| word.count_ones() as usize).sum()

@@ -1,9 +1,14 @@
-//! [`ReuseDistance`]: the block whose predicted next use is furthest away goes (section 3.3.3 of the paper).
+//! [`ReuseDistance`]: the block whose last use and predicted next use lie furthest apart goes (section 3.3.3 of the paper).
 
 use super::EvictionPolicy;
 use super::ranks::Ranks;
 use crate::blocks::Blocks;
 use ls_bundle::ids::{BlockId, LayerId};
+
+/// Parts of a visit in which distances are given.
+pub const DISTANCE_UNITS: u32 = 16;
+/// More than any distance.
+const BEFORE_ALL: u32 = 1 << 16;
 
 /// Predicted reuse distances of every history of quantised inter-arrival times, for one layer's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +17,7 @@ pub struct GapTable {
     pub thresholds: Vec<u16>,
     /// Gaps of a history, 1 or more.
     pub history: u32,
-    /// By history, newest gap in the lowest bits: visits until the next request.
+    /// By history, newest gap in the lowest bits: visits from the last request to the next, in [`DISTANCE_UNITS`].
     pub distances: Vec<u16>,
 }
 
@@ -39,12 +44,6 @@ impl GapTable {
         self.thresholds.partition_point(|&threshold| u32::from(threshold) <= gap) as u32
     }
 
-    /// The history of the longest gaps, and its distance.
-    fn longest(&self) -> (u16, u16) {
-        let last = self.distances.len() - 1;
-        (last as u16, self.distances[last])
-    }
-
     /// The history after one gap more.
     #[must_use]
     pub fn push(&self, history: u16, gap: u32) -> u16 {
@@ -53,8 +52,10 @@ impl GapTable {
     }
 }
 
-/// A prediction is made when a block is requested. A block that is not requested when it was expected is as far from
-/// its next use as it is late: what has been late for long was mispredicted, or is not needed any more.
+/// A prediction is made when a block is requested. What goes is the block with the largest sum of predicted distance and
+/// age: the paper's prediction says how long a block may be idle before it is a loss, and a block that is overdue only
+/// gets worse. (Ranked by the predicted next use alone, blocks that never come stay: the same predictions then hit no
+/// more than LRU.) As all ages grow alike, a block's rank changes when it is requested and at no other time.
 #[derive(Debug)]
 pub struct ReuseDistance {
     ranks: Ranks,
@@ -63,8 +64,6 @@ pub struct ReuseDistance {
     histories: Vec<u16>,
     /// By block: the visit of its last request.
     last: Vec<u32>,
-    /// By block: the visit of its predicted next request.
-    due: Vec<u32>,
     visits: Vec<u32>,
     visited: LayerId,
 }
@@ -78,19 +77,17 @@ impl ReuseDistance {
     #[must_use]
     pub fn new(blocks: &Blocks, tables: Vec<GapTable>) -> ReuseDistance {
         assert_eq!(tables.len(), blocks.layers(), "a table for each layer");
-        let (mut histories, mut due) = (vec![0; blocks.len()], vec![0; blocks.len()]);
+        let mut histories = vec![0; blocks.len()];
         for (table, range) in tables.iter().zip(blocks.ranges()) {
             assert!(table.is_sound(), "a table of gaps");
-            let (longest, distance) = table.longest();
+            let longest = (table.distances.len() - 1) as u16;
             let first = blocks.index(BlockId(range.start));
             histories[first..first + range.len()].fill(longest);
-            due[first..first + range.len()].fill(u32::from(distance));
         }
         ReuseDistance {
             ranks: Ranks::new(blocks),
             histories,
             last: vec![0; blocks.len()],
-            due,
             visits: vec![0; blocks.layers()],
             visited: LayerId(0),
             tables,
@@ -98,17 +95,10 @@ impl ReuseDistance {
     }
 }
 
-/// Near is large.
-fn key(due: u32, now: u32) -> u32 {
-    u32::MAX - due.abs_diff(now)
-}
-
 impl EvictionPolicy for ReuseDistance {
     fn visit(&mut self, layer: LayerId) {
         self.visited = layer;
         self.visits[layer.index()] += 1;
-        let (now, due) = (self.visits[layer.index()], &self.due);
-        self.ranks.rekey(layer, |at| key(due[at], now));
     }
 
     fn requested(&mut self, block: BlockId) {
@@ -117,13 +107,14 @@ impl EvictionPolicy for ReuseDistance {
         let table = &self.tables[self.visited.index()];
         self.histories[at] = table.push(self.histories[at], now - self.last[at]);
         self.last[at] = now;
-        self.due[at] = now + u32::from(table.distances[usize::from(self.histories[at])]);
     }
 
     fn enter(&mut self, layer: LayerId, block: BlockId) {
         let at = self.ranks.blocks().index(block);
-        let now = self.visits[layer.index()];
-        self.ranks.insert(layer, block, key(self.due[at], now));
+        let table = &self.tables[layer.index()];
+        let distance = u32::from(table.distances[usize::from(self.histories[at])]);
+        let last = self.last[at].saturating_mul(DISTANCE_UNITS);
+        self.ranks.insert(layer, block, last.saturating_add(BEFORE_ALL) - distance);
     }
 
     fn leave(&mut self, layer: LayerId, block: BlockId) {

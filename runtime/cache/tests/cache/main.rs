@@ -41,7 +41,7 @@ fn policy(name: &str, trace: &AccessTrace, hot: u32) -> Box<dyn EvictionPolicy> 
 
 /// Two gaps in four intervals; the mean of the intervals' middles.
 fn gaps() -> GapTable {
-    let distances = (0..16).map(|history| 1 + (history & 3) + (history >> 2)).collect();
+    let distances = (0..16).map(|history| 16 + 11 * (history & 3) + 13 * (history >> 2)).collect();
     GapTable { thresholds: vec![2, 3, 6], history: 2, distances }
 }
 

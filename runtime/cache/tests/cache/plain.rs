@@ -92,8 +92,8 @@ proptest! {
                 history = table.push(history, at + 1 - before);
                 before = at + 1;
             }
-            let due = before + u32::from(table.distances[usize::from(history)]);
-            -f64::from(due.abs_diff(of.now + 1))
+            let distance = u32::from(table.distances[usize::from(history)]);
+            f64::from(before * 16) - f64::from(distance)
         });
         prop_assert_eq!(hits("reuse_distance", &trace, kept), plain);
     }

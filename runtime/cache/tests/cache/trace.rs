@@ -33,6 +33,8 @@ fn a_trace_gives_what_was_recorded() {
     trace.push([BlockId(100)]);
     assert!(trace.is_full());
     assert_eq!(trace.set(0, LayerId(0)).collect::<Vec<_>>(), [10, 73, 74, 79].map(BlockId));
+    let held = (10..80).filter(|&id| trace.contains(0, LayerId(0), BlockId(id)));
+    assert_eq!(held.collect::<Vec<_>>(), [10, 73, 74, 79]);
     assert_eq!((trace.set_len(0, LayerId(0)), trace.set_len(1, LayerId(0))), (4, 0));
     assert_eq!(trace.set(1, LayerId(1)).collect::<Vec<_>>(), [BlockId(100)]);
 }
