@@ -10,7 +10,8 @@ use ls_prep::progress::Progress;
 use ls_prep::stage::Stage;
 use ls_prep::stages::activations::Activations;
 use ls_prep::stages::base::{Base, BaseStage};
-use ls_prep::stages::sparsity::{Price, SparsityStage, prices};
+use ls_prep::stages::predictor::Predictors;
+use ls_prep::stages::sparsity::{Learnt, Price, SparsityStage, prices};
 use serde_json::json;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -102,7 +103,12 @@ pub(crate) fn sparsity(args: &SparsityArgs) -> Result<()> {
         let (artifact, _) = chain.source.store.run(&chain.base(&recorded)?, None, &mut progress)?;
         bases.push(Base::new(artifact)?);
     }
-    let stage = SparsityStage::new(&chain.source, &bases, &args.eval, &chain.recipe)?;
+    let store = &chain.source.store;
+    let hash = store.find(&chain.predictor(&recorded, None, false))?;
+    let hash = hash.as_ref().map(Predictors::read).transpose()?;
+    let mlp = store.find(&chain.mlp(&recorded, None))?;
+    let learned = Learnt { hash: hash.as_ref(), mlp: mlp.as_ref() };
+    let stage = SparsityStage::new(&chain.source, &bases, learned, &args.eval, &chain.recipe)?;
     let (artifact, outcome) = chain.source.store.run(&stage, args.arms.clone(), &mut progress)?;
     drop(progress);
     let prices = prices(&artifact)?;

@@ -4,6 +4,8 @@
 //! An *arm* is one [`Way`] at one sparsity, the share of the neurons that do not run exactly; a unit, with one JSON
 //! record ([`Price`]). Arms are independent, so that several machines can share them.
 
+mod learned;
+
 use crate::artifact::{Artifact, Input, RecordId};
 use crate::base::Histogram;
 use crate::error::{PrepError, Result};
@@ -18,8 +20,11 @@ use crate::sparse::{
 };
 use crate::stage::Stage;
 use crate::stages::base::Base;
+use crate::stages::mlp::MlpStage;
+use crate::stages::predictor::{PredictorStage, Predictors};
 use crate::stages::prompts::encode;
 use crate::stages::source::Source;
+use learned::{From, Learned};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -33,6 +38,10 @@ pub enum Way {
     Dense,
     /// The largest run, the others are dropped. The paper's way, with perfect foresight.
     Oracle,
+    /// The hashing predictor of `60-predictor` selects, asked with the layer's own input; the others are dropped.
+    Hash,
+    /// The two-layer baseline of `62-mlp` selects, asked so too; the others are dropped.
+    Mlp,
     /// A low-bit copy of gate and up selects; the others are dropped.
     Sketch {
         /// Of gate and up.
@@ -59,6 +68,8 @@ impl std::fmt::Display for Way {
         match self {
             Way::Dense => write!(f, "dense"),
             Way::Oracle => write!(f, "oracle"),
+            Way::Hash => write!(f, "hash"),
+            Way::Mlp => write!(f, "mlp"),
             Way::Uniform { bits: [gate, up, down] } => write!(f, "uniform {gate}/{up}/{down}"),
             Way::Sketch { bits: [gate, up], threshold } => {
                 write!(f, "sketch {gate}/{up}{}", if *threshold { " t" } else { "" })
@@ -104,16 +115,36 @@ pub struct Params {
 pub struct SparsityStage<'a> {
     source: &'a Source,
     bases: &'a [Base],
+    learned: Learnt<'a>,
     texts: Vec<Key>,
     tokens: Vec<u32>,
     params: Params,
 }
 
+/// Predictors that are priced, where they are there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Learnt<'a> {
+    /// Of `60-predictor`, of single neurons.
+    pub hash: Option<&'a Predictors>,
+    /// Of `62-mlp`, of single neurons.
+    pub mlp: Option<&'a Artifact>,
+}
+
+impl Learnt<'_> {
+    fn inputs(&self) -> impl Iterator<Item = Input> {
+        let hash = self.hash.map(|found| (PredictorStage::NAME, found.key));
+        let mlp = self.mlp.map(|found| (MlpStage::NAME, found.key()));
+        hash.into_iter().chain(mlp).map(|(name, key)| Input { name: name.to_owned(), key })
+    }
+}
+
 impl<'a> SparsityStage<'a> {
-    /// Prices of the model in `source` with each of `bases`, over the first tokens of `texts`, as `recipe` says.
+    /// Prices of the model in `source` with each of `bases` and what was learned, over the first tokens of `texts`, as
+    /// `recipe` says.
     pub fn new(
         source: &'a Source,
         bases: &'a [Base],
+        learned: Learnt<'a>,
         texts: &[PathBuf],
         recipe: &Recipe,
     ) -> Result<SparsityStage<'a>> {
@@ -121,9 +152,9 @@ impl<'a> SparsityStage<'a> {
         let tokens = windows(source, texts, window, recipe.sparsity.eval_tokens)?;
         let key = |path: &PathBuf| Key::parse(&hash(std::slice::from_ref(path), &mut ())?);
         let texts = texts.iter().map(key).collect::<Result<_>>()?;
-        let arms = arms(&recipe.sparsity.levels, bases);
+        let arms = arms(&recipe.sparsity.levels, bases, learned);
         let params = Params { tokens: tokens.len() as u64, window, arms };
-        Ok(SparsityStage { source, bases, texts, tokens, params })
+        Ok(SparsityStage { source, bases, learned, texts, tokens, params })
     }
 
     /// One row of the list.
@@ -140,6 +171,14 @@ impl<'a> SparsityStage<'a> {
                 Box::new(WithBase::new(base, Selection::Share(0.0)))
             }
             (Way::Dense, _) => Box::new(Dense::default()),
+            (Way::Hash, _) => {
+                let from = From::Hash(self.learned.hash.expect("an arm for what is there"));
+                Box::new(Selected::new(Learned::new(from, self.params.window), exact_share))
+            }
+            (Way::Mlp, _) => {
+                let from = From::Mlp(self.learned.mlp.expect("an arm for what is there"), "full");
+                Box::new(Selected::new(Learned::new(from, self.params.window), exact_share))
+            }
             _ => Box::new(Selected::new(Oracle::new(false), exact_share)),
         };
         let (tokens, window) = (&self.tokens, self.params.window);
@@ -184,10 +223,13 @@ fn selection(base: &Base, threshold: bool, exact_share: f64) -> Result<Selection
 }
 
 /// Each way at each level at which it says something.
-fn arms(levels: &[f64], bases: &[Base]) -> Vec<(Way, f64)> {
+fn arms(levels: &[f64], bases: &[Base], learned: Learnt<'_>) -> Vec<(Way, f64)> {
     let mut arms = vec![(Way::Dense, 0.0)];
     let sparse = || levels.iter().copied().filter(|&level| level > 0.0);
-    arms.extend(sparse().map(|level| (Way::Oracle, level)));
+    let hash = learned.hash.map(|_| Way::Hash);
+    for way in [Way::Oracle].into_iter().chain(hash).chain(learned.mlp.map(|_| Way::Mlp)) {
+        arms.extend(sparse().map(|level| (way, level)));
+    }
     for way in bases.iter().flat_map(ways_of) {
         match way {
             Way::Uniform { .. } => arms.push((way, 1.0)),
@@ -240,6 +282,7 @@ impl Stage for SparsityStage<'_> {
         std::iter::once(self.source.input())
             .chain(texts)
             .chain(self.bases.iter().map(base))
+            .chain(self.learned.inputs())
             .collect()
     }
 

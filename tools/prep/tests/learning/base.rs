@@ -12,7 +12,7 @@ use ls_prep::stages::activations::Activations;
 use ls_prep::stages::base::{Base, BaseStage};
 use ls_prep::stages::prompts::{Prompts, Windows};
 use ls_prep::stages::source::Source;
-use ls_prep::stages::sparsity::{SparsityStage, Way, prices};
+use ls_prep::stages::sparsity::{Learnt, SparsityStage, Way, prices};
 use std::ops::Range;
 
 fn made(
@@ -137,7 +137,7 @@ fn the_price_list_has_every_arm_and_is_kept() {
     let mut plain = with_bits([2, 2, 2]);
     plain.base.exact_shares = vec![0.0];
     let bases = [base(&with_bits([3, 3, 0])), base(&with_bits([2, 2, 2])), base(&plain)];
-    let stage = SparsityStage::new(&source, &bases, &[text()], &tiny()).unwrap();
+    let stage = SparsityStage::new(&source, &bases, Learnt::default(), &[text()], &tiny()).unwrap();
     let (artifact, outcome) = source.store.run(&stage, None, &mut ()).unwrap();
     assert_eq!(outcome, Outcome::Made);
     let found = prices(&artifact).unwrap();

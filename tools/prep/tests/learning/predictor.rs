@@ -12,6 +12,7 @@ use ls_prep::recipe::Recipe;
 use ls_prep::stage::{Stage, merge};
 use ls_prep::stages::activations::Activations;
 use ls_prep::stages::mlp::{self, MlpStage};
+use ls_prep::stages::embedding::{Embedding, EmbeddingStage};
 use ls_prep::stages::placement::{Placement, PlacementStage};
 use ls_prep::stages::predictor::{PredictorStage, Predictors};
 
@@ -98,7 +99,9 @@ fn blocks_of_a_placement_are_scored() {
     recipe.placement.block_neurons = Some(4);
     let activations = record(&bench, &recipe);
     let store = bench.source().store;
-    let orders = PlacementStage::new(&activations, Architecture::Llama, &recipe);
+    let vectors = EmbeddingStage::new(&activations, &recipe);
+    let vectors = Embedding::new(store.run(&vectors, None, &mut ()).unwrap().0).unwrap();
+    let orders = PlacementStage::new(&activations, &vectors, Architecture::Llama, &recipe);
     let placement = Placement::read(&store.run(&orders, None, &mut ()).unwrap().0).unwrap();
     let single = PredictorStage::new(&activations, None, &recipe.predictor, 7);
     let stage = PredictorStage::new(&activations, Some(&placement), &recipe.predictor, 7);

@@ -33,7 +33,7 @@ impl One {
                 One::Mlp(mlp) => mlp.scores(residual, scores),
                 One::Hash(stack) => {
                     stack.scores(residual, scores);
-                    let chosen = largest(scores, neurons, count);
+                    let chosen = largest(scores, neurons, |_| count);
                     let active = (0u32..).zip(&chosen).filter(|(_, chosen)| **chosen);
                     let active: Vec<u32> = active.map(|(neuron, _)| neuron).collect();
                     stack.remember(&active);
