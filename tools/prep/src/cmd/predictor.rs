@@ -116,8 +116,9 @@ fn figures(name: &str, found: &Measured) -> String {
 }
 
 fn imp20(steps: &[Figures]) -> String {
-    let steps: Vec<String> = steps.iter().map(|step| format!("{:.3}", step.imp20)).collect();
-    steps.join(" ")
+    let asked = steps.iter().filter(|step| step.tokens > 0);
+    let steps: Vec<String> = asked.map(|step| format!("{:.3}", step.imp20)).collect();
+    if steps.is_empty() { "none".to_owned() } else { steps.join(" ") }
 }
 
 fn print_rows(of: &str, rows: &Rows) -> Result<()> {

@@ -208,7 +208,7 @@ pub fn bytes_at(recipe: &recipe::Predictor, dims: usize, blocks: usize) -> Resul
 
 impl Stage for PredictorStage<'_> {
     const NAME: &'static str = "60-predictor";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
     type Params = Params;
 
     fn params(&self) -> Params {
