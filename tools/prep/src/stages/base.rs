@@ -7,7 +7,7 @@
 //! with feedback by the stand-ins' Hessian. Of calibration tokens a few are held out to measure what the copy leaves.
 //!
 //! A layer's unit has three records: 0 JSON ([`LayerInfo`]), 1 the neurons' low-bit records in the model's order
-//! ([`ls_bundle::low_bit::RecordLayout`]), 2 tables ([`content`]). Records 1 and 2 are the bytes that a bundle holds.
+//! ([`ls_bundle::low_bit::RecordLayout`]), 2 tables (`content.rs`). Records 1 and 2 are the bytes that a bundle holds.
 
 mod content;
 mod fit;
