@@ -4,8 +4,14 @@
 //! `cargo bench -p ls-cpu -- [THREADS..] [narrow] [wide] [f16] [q8_0] [q4_0] [kv_f16] [kv_q8_0] [scalar] [avx2]
 //! [avx512] [decode] [prefill] [score]`: of a kind of which nothing is named all is run, but two threads, an f16 cache and
 //! the fastest instruction set.
+//!
+//! `cargo bench -p ls-cpu -- base [THREADS..] [h2304] [h4096] [1bit] [2bit] [3bit] [4bit] [avx2] ..` runs FFNs beside a low-bit base
+//! instead; see [`base`].
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
+
+#[path = "kernels/base.rs"]
+mod base;
 
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{
@@ -269,6 +275,9 @@ fn main() {
         threads.push(2);
     }
     let available: Vec<Kernels> = Kernels::available().collect();
+    if std::env::args().any(|arg| arg == "base") {
+        return base::main(&threads, &available);
+    }
     let names: Vec<_> = available.iter().map(|kernels| kernels.name()).collect();
     let sets = chosen(&names, &names[..1]);
     let (shapes, formats) = (["narrow", "wide"], ["f16", "q8_0", "q4_0"]);

@@ -1,10 +1,9 @@
 //! One token's FFN beside a low-bit base: estimates of all activations, stand-ins for the neurons that do not run.
 
 use crate::backend::CpuBackend;
-use crate::decode::BATCH;
 use crate::memory::LANES;
 use crate::simd::Activations;
-use crate::simd::low_bit::spread;
+use crate::simd::low_bit::{ROWS, spread};
 use ls_compute::{BaseNeurons, BaseTables, is_chosen};
 use std::ops::Range;
 
@@ -28,15 +27,15 @@ impl CpuBackend {
         let h = Activations { floats: h, quants: &buffers.quants };
         let (estimates, scores) = (buffers.estimates.shared(), buffers.scores.shared());
         let [gate_codebook, up_codebook] = base.gate_and_up();
-        let ahead = AHEAD_BATCHES * BATCH * base.record_bytes();
+        let ahead = AHEAD_BATCHES * ROWS * base.record_bytes();
         self.pool.run(base.neurons().div_ceil(ITEM_NEURONS), &|_, item| {
             let first = item * ITEM_NEURONS;
             let count = ITEM_NEURONS.min(base.neurons() - first);
             let (mut gate, mut up) = ([0f32; ITEM_NEURONS], [0f32; ITEM_NEURONS]);
             let (gate, up) = (&mut gate[..count], &mut up[..count]);
-            let batches = gate.chunks_mut(BATCH).zip(up.chunks_mut(BATCH));
-            for ((gate, up), first) in batches.zip((first..).step_by(BATCH)) {
-                let (mut gates, mut ups) = ([&[][..]; BATCH], [&[][..]; BATCH]);
+            let batches = gate.chunks_mut(ROWS).zip(up.chunks_mut(ROWS));
+            for ((gate, up), first) in batches.zip((first..).step_by(ROWS)) {
+                let (mut gates, mut ups) = ([&[][..]; ROWS], [&[][..]; ROWS]);
                 let count = gate.len();
                 for i in 0..count {
                     [gates[i], ups[i], _] = base.neuron(first + i);
@@ -51,7 +50,7 @@ impl CpuBackend {
         });
     }
 
-    /// Neurons as in `mlp_one`: item = accumulator.
+    /// Neurons: item = accumulator. Neuron i adds to accumulator i / 8 % 16, ascending.
     pub(crate) fn stand_in_one(
         &mut self,
         base: &BaseNeurons<'_>,
@@ -62,7 +61,7 @@ impl CpuBackend {
         let (ops, buffers) = (self.ops, &mut self.buffers);
         let estimates = &buffers.estimates[..base.neurons()];
         let sums = buffers.stand_ins.shared();
-        let ahead = AHEAD_BATCHES * LANES * BATCH * base.record_bytes();
+        let ahead = AHEAD_BATCHES * LANES * ROWS * base.record_bytes();
         self.pool.run(LANES, &|_, lane| {
             // SAFETY: an item has an accumulator of its own.
             let acc = unsafe { sums.slice(lane * hidden, hidden) };
@@ -73,13 +72,13 @@ impl CpuBackend {
                 }
             }
             let Some(codebook) = base.down() else { return };
-            let mut neurons = (lane * BATCH..base.neurons())
-                .step_by(LANES * BATCH)
-                .flat_map(|first| first..(first + BATCH).min(base.neurons()))
+            let mut neurons = (lane * ROWS..base.neurons())
+                .step_by(LANES * ROWS)
+                .flat_map(|first| first..(first + ROWS).min(base.neurons()))
                 .filter(|&neuron| !is_chosen(chosen, neuron));
             loop {
-                let (mut downs, mut factors, mut count) = ([&[][..]; BATCH], [0f32; BATCH], 0);
-                for neuron in neurons.by_ref().take(BATCH) {
+                let (mut downs, mut factors, mut count) = ([&[][..]; ROWS], [0f32; ROWS], 0);
+                for neuron in neurons.by_ref().take(ROWS) {
                     downs[count] = base.neuron(neuron)[2];
                     factors[count] =
                         tables.offset[neuron] + tables.slope[neuron] * estimates[neuron];
@@ -107,7 +106,7 @@ impl CpuBackend {
 }
 
 /// Batches that are fetched before they are needed.
-const AHEAD_BATCHES: usize = 2;
+const AHEAD_BATCHES: usize = 1;
 
 /// Estimated activations and their expected errors, from the products of gate and up; `neurons` are these.
 fn rate(

@@ -13,7 +13,7 @@ const HEAD_ITEM_ROWS: usize = 128;
 /// How far ahead of the rows in use others are fetched, at least: a microsecond's work of a fast kernel.
 const AHEAD_BYTES: usize = 8 << 10;
 /// Rows (neurons) that a kernel takes at a time.
-pub(crate) const BATCH: usize = 4;
+const BATCH: usize = 4;
 
 impl CpuBackend {
     /// Rows of q, k, v, or of o, times the token's activations.

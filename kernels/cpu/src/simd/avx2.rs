@@ -4,8 +4,10 @@
 //! [`available`], which has asked the CPU.
 
 mod attention;
+mod low_bit;
 mod quantised;
 pub(super) use attention::KV_Q8_0_AVX512;
+pub(super) use low_bit::prefetch_block;
 pub(super) use quantised::{GroupDot, Q4_0, Q8_0, Quants, dot_groups, nibbles, weighted_scales};
 
 use super::{Activations, Ops, PANEL, RowOps, Tile, scalar};
@@ -16,7 +18,7 @@ pub(super) const OPS: Ops = Ops {
     f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows_f16, unpack: unpack_f16 },
     q8_0: quantised::Q8_0_ROWS,
     q4_0: quantised::Q4_0_ROWS,
-    low_bit: scalar::OPS.low_bit,
+    low_bit: low_bit::LOW_BIT,
     quantise: quantised::quantise,
     gemm,
     kv_f16: attention::KV_F16,
@@ -321,7 +323,7 @@ unsafe fn gemm_rows<const R: usize>(tile: &Tile, first: usize) {
 /// The sum of the lanes, halves first.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn sum_lanes(v: __m256) -> f32 {
+pub(super) fn sum_lanes(v: __m256) -> f32 {
     let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
     _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))

@@ -1,4 +1,6 @@
-//! AVX-512 with VNNI, for quantised rows; the rest is AVX2's.
+//! AVX-512 with VNNI, for quantised and low-bit rows; the rest is AVX2's.
+
+mod low_bit;
 
 use super::avx2::{self, GroupDot, Q4_0, Q8_0, Quants, dot_groups, nibbles, weighted_scales};
 use super::quantise::{BLOCK_GROUPS, GROUP};
@@ -22,6 +24,7 @@ static OPS: Ops = Ops {
         },
         ..avx2::OPS.q4_0
     },
+    low_bit: low_bit::LOW_BIT,
     kv_q8_0: avx2::KV_Q8_0_AVX512,
     ..avx2::OPS
 };

@@ -23,6 +23,7 @@ macro_rules! by_row_count {
     };
 }
 
+#[macro_use]
 pub(crate) mod low_bit;
 mod quantise;
 pub(crate) mod scalar;

@@ -54,7 +54,7 @@ impl Rows {
 
 /// Bits, number of rows, groups of a row.
 fn cases() -> impl Iterator<Item = (u32, usize, usize)> {
-    let counts = |groups| [1, 2, 3, 4].map(|count| (count, groups));
+    let counts = |groups| [1, 3, 8, 17].map(|count| (count, groups));
     let sizes = GROUPS.into_iter().flat_map(counts);
     sizes.flat_map(|(count, groups)| [1, 2, 3, 4].map(|bits| (bits, count, groups)))
 }
