@@ -1,10 +1,11 @@
-//! NEON: four f32 at a time; and the dot-product extension (Armv8.2) for quantised rows.
+//! NEON: four f32 at a time; and the dot-product extension (Armv8.2) for quantised and low-bit rows.
 //!
 //! Safe functions of the tables call functions with `target_feature`; a table is only reachable through [`available`]
 //! or [`dotprod`], which have asked the CPU. Halves become floats with the base instructions: no other extension is
 //! needed, and half-precision arithmetic would lose digits.
 
 mod attention;
+mod low_bit;
 mod math;
 mod quantised;
 
@@ -18,7 +19,7 @@ const OPS: Ops = Ops {
     f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows_f16, unpack: unpack_f16 },
     q8_0: quantised::q8_0::<Widening>(),
     q4_0: quantised::q4_0::<Widening>(),
-    low_bit: scalar::OPS.low_bit,
+    low_bit: low_bit::WIDENING,
     quantise: quantised::quantise,
     gemm,
     kv_f16: attention::KV_F16,
@@ -41,6 +42,7 @@ pub(super) fn dotprod() -> Option<&'static Ops> {
         name: "dotprod",
         q8_0: quantised::q8_0::<Dotprod>(),
         q4_0: quantised::q4_0::<Dotprod>(),
+        low_bit: low_bit::DOTPROD,
         ..OPS
     };
     (available().is_some() && is_aarch64_feature_detected!("dotprod")).then_some(&TABLE)
