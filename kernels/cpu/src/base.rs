@@ -50,7 +50,7 @@ impl CpuBackend {
         });
     }
 
-    /// Neurons: item = accumulator. Neuron i adds to accumulator i / 8 % 16, ascending.
+    /// Neurons: item = accumulator. Neuron i adds to accumulator i / 4 % 16, ascending.
     pub(crate) fn stand_in_one(
         &mut self,
         base: &BaseNeurons<'_>,

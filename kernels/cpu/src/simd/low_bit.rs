@@ -43,7 +43,7 @@ pub(crate) const fn spread(k: usize) -> usize {
 }
 
 /// Rows that kernels are made for; callers come with so many where they can.
-pub(crate) const ROWS: usize = 8;
+pub(crate) const ROWS: usize = 4;
 
 /// One instruction set's kernels, for rows of BITS bits.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
