@@ -23,6 +23,8 @@ pub enum Phase {
     Evaluation,
     /// Decomposing features; counted in layers.
     Projection,
+    /// Making a model up; counted in bytes.
+    Synth,
 }
 
 /// Told how the work goes on.

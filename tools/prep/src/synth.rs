@@ -1,4 +1,4 @@
-//! A small model whose neurons are known to act in groups: what later stages have to find again.
+//! Models that are made up. Here: a small one whose neurons are known to act in groups: what later stages have to find again.
 //!
 //! Every byte is a token, and belongs to a few *topics*. A topic is a direction of the residual stream, all orthogonal
 //! to each other; a token's embedding is the sum of its topics' directions and of one that all tokens share. In each
@@ -7,19 +7,20 @@
 //! small, so topics last to the end. The same options give the same bytes.
 //!
 //! Written as a Hugging Face folder (half precision), with `planted.json`: of each layer a list of groups, each a list
-//! of neurons.
+//! of neurons. [`like`](mod@like) makes one of seven billion weights.
+
+pub mod folder;
+pub mod like;
 
 use crate::error::{PrepError, Result};
-use crate::model::roles::{Naming, Part, Role};
-use half::f16;
+use crate::model::roles::{Part, Role};
+use folder::{END_OF_TEXT, END_OF_TEXT_ID, WeightsFile, config_json, tokenizer_json, write_json};
 use ls_bundle::model::{Architecture, ModelConfig, RopeConfig, RopeScaling, SpecialTokens};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use std::path::Path;
 
 /// Shape of the model.
@@ -45,8 +46,7 @@ impl Default for SynthOptions {
 
 /// Share of the topics that a token belongs to.
 const TOPIC_SHARE: f64 = 0.15;
-const END_OF_TEXT: &str = "<|endoftext|>";
-const VOCAB: u32 = 257;
+const VOCAB: u32 = END_OF_TEXT_ID + 1;
 
 /// Writes the model into `folder`, which is made, and returns the planted groups: layer, group, neurons.
 pub fn synth(folder: &Path, options: &SynthOptions) -> Result<Vec<Vec<Vec<u32>>>> {
@@ -67,35 +67,26 @@ pub fn synth(folder: &Path, options: &SynthOptions) -> Result<Vec<Vec<Vec<u32>>>
     let config = config(options);
     let mut planter = Planter::new(options);
     let mut planted = Vec::new();
-    let mut tensors = Vec::new();
-    for (role, shape) in Role::all(&config) {
+    let tensors = Role::all(&config);
+    let mut file = WeightsFile::create(&folder.join("model.safetensors"), &tensors)?;
+    for (role, shape) in &tensors {
         if let Role::Layer(layer, Part::AttnNorm) = role {
-            assert_eq!(usize::from(layer), planted.len(), "a layer begins with this tensor");
+            assert_eq!(usize::from(*layer), planted.len(), "a layer begins with this tensor");
             planted.push(planter.plant());
         }
-        let values = planter.values(role, &shape, planted.last());
-        let bytes: Vec<u8> =
-            values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
-        let shape: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
-        tensors.push((role.name(Naming::HuggingFace), shape, bytes));
+        file.push(&planter.values(*role, shape, planted.last()))?;
     }
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        let view = TensorView::new(Dtype::F16, shape.clone(), bytes);
-        (name, view.expect("bytes and shape fit"))
-    });
-    let weights = safetensors::serialize(views, None).expect("the tensors are sound");
+    file.finish()?;
     let groups: Vec<Vec<Vec<u32>>> = planted.into_iter().map(|planted| planted.groups).collect();
-    let files = [
-        ("model.safetensors", weights),
-        ("config.json", config_json(&config).to_string().into_bytes()),
-        ("tokenizer.json", tokenizer_json().to_string().into_bytes()),
-        ("tokenizer_config.json", json!({"eos_token": END_OF_TEXT}).to_string().into_bytes()),
-        ("planted.json", json!({"options": options, "groups": groups}).to_string().into_bytes()),
-    ];
-    for (name, bytes) in files {
-        let path = folder.join(name);
-        std::fs::write(&path, bytes).map_err(|source| PrepError::io(&path, source))?;
-    }
+    write_json(
+        folder,
+        &[
+            ("config.json", &config_json(&config, END_OF_TEXT_ID)),
+            ("tokenizer.json", &tokenizer_json(VOCAB)),
+            ("tokenizer_config.json", &json!({"eos_token": END_OF_TEXT})),
+            ("planted.json", &json!({"options": options, "groups": groups})),
+        ],
+    )?;
     Ok(groups)
 }
 
@@ -119,65 +110,6 @@ fn config(options: &SynthOptions) -> ModelConfig {
         qk_norm: false,
         special: SpecialTokens::default(),
     }
-}
-
-fn config_json(config: &ModelConfig) -> Value {
-    json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": config.hidden,
-        "intermediate_size": config.ffn_hidden,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": config.norm_epsilon,
-        "rope_theta": config.rope.theta,
-        "hidden_act": "silu",
-        "tie_word_embeddings": true,
-        "eos_token_id": 256,
-    })
-}
-
-/// Byte-level BPE without merges: token n is byte n, and 256 ends a text.
-fn tokenizer_json() -> Value {
-    let visible = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    let mut vocab = Map::new();
-    let mut invisible = 256;
-    for byte in 0..=255u8 {
-        let code = if visible(byte) {
-            u32::from(byte)
-        } else {
-            invisible += 1;
-            invisible - 1
-        };
-        let character = char::from_u32(code).expect("these are characters");
-        vocab.insert(character.to_string(), byte.into());
-    }
-    vocab.insert(END_OF_TEXT.to_owned(), 256.into());
-    let byte_level = json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
-    });
-    json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": [{
-            "id": 256, "content": END_OF_TEXT, "single_word": false, "lstrip": false,
-            "rstrip": false, "normalized": false, "special": true,
-        }],
-        "normalizer": null,
-        "pre_tokenizer": byte_level,
-        "post_processor": null,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "vocab": vocab, "merges": [],
-        },
-    })
 }
 
 /// One layer's groups and what each looks for.

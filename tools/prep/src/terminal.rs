@@ -35,6 +35,7 @@ impl Progress for TerminalProgress {
             Phase::Base => ("base", "layers"),
             Phase::Evaluation => ("evaluation", "tokens"),
             Phase::Projection => ("projection", "layers"),
+            Phase::Synth => ("writing", "bytes"),
         };
         let template = match unit {
             "bytes" => {

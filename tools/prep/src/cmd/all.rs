@@ -1,6 +1,6 @@
 //! `ls-prep all`: the whole chain, from a model to a bundle.
 
-use super::stages::{StageArgs, need_room};
+use super::stages::StageArgs;
 use super::{extend, print};
 use crate::peak_rss_bytes;
 use crate::terminal::TerminalProgress;
@@ -12,6 +12,7 @@ use ls_prep::exit::Exit;
 use ls_prep::key::Key;
 use ls_prep::model::forward::operations_per_second;
 use ls_prep::progress::Progress;
+use ls_prep::room::need_room;
 use ls_prep::stage::{Outcome, Stage};
 use ls_prep::stages::activations::{Activations, ActivationsStage};
 use ls_prep::stages::base::Base;
@@ -151,5 +152,7 @@ fn announce(chain: &Chain, stage: &ActivationsStage<'_>) -> Result<()> {
     let cost = stage.cost(&layers);
     let seconds = cost.operations / operations_per_second()?;
     eprintln!("{}: {}", ActivationsStage::NAME, super::stages::estimate(&cost, seconds));
-    need_room(store.folder(), &target, &cost)
+    let there = std::fs::metadata(target.with_extension("part")).map_or(0, |part| part.len());
+    let wanted = (cost.artifact_bytes + cost.scratch_bytes).saturating_sub(there);
+    need_room(store.folder(), wanted)
 }

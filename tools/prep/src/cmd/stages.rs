@@ -9,6 +9,7 @@ use ls_prep::chain::Chain;
 use ls_prep::error::{PrepError, Result};
 use ls_prep::model::forward::operations_per_second;
 use ls_prep::recipe::Recipe;
+use ls_prep::room::need_room;
 use ls_prep::stage::{Outcome, Stage, State, merge};
 use ls_prep::stages::activations::{Activations, ActivationsStage, Cost};
 use ls_prep::stages::embedding::{Embedding, EmbeddingStage, Fit};
@@ -16,7 +17,7 @@ use ls_prep::stages::placement::{Measured, Placement, PlacementStage};
 use ls_prep::stages::projection::{Projection, ProjectionStage, Spread};
 use serde_json::{Value, json};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// What every stage is told.
@@ -149,7 +150,9 @@ pub(crate) fn activations(args: &ActivationsArgs) -> Result<()> {
             return if args.stage.json { print(object) } else { print(text) };
         }
         eprintln!("{}: {text}", ActivationsStage::NAME);
-        need_room(store.folder(), &target, &cost)?;
+        let there = std::fs::metadata(target.with_extension("part")).map_or(0, |part| part.len());
+        let wanted = (cost.artifact_bytes + cost.scratch_bytes).saturating_sub(there);
+        need_room(store.folder(), wanted)?;
     }
     let (artifact, outcome) = store.run(&stage, Some(layers.clone()), &mut progress)?;
     drop(progress);
@@ -249,21 +252,6 @@ pub(crate) fn estimate(cost: &Cost, seconds: f64) -> String {
         ByteCount(cost.memory_bytes),
         seconds.max(1.0),
     )
-}
-
-/// Refuses to begin what the disk cannot hold.
-pub(crate) fn need_room(folder: &Path, target: &Path, cost: &Cost) -> Result<()> {
-    let io = |source: std::io::Error| PrepError::io(folder, source);
-    std::fs::create_dir_all(folder).map_err(io)?;
-    let there = std::fs::metadata(target.with_extension("part")).map_or(0, |part| part.len());
-    let wanted = (cost.artifact_bytes + cost.scratch_bytes).saturating_sub(there);
-    let disk = rustix::fs::statvfs(folder).map_err(|error| io(error.into()))?;
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if free < wanted {
-        let problem = format!("{} are free, {} are needed", ByteCount(free), ByteCount(wanted));
-        return Err(io(std::io::Error::new(std::io::ErrorKind::StorageFull, problem)));
-    }
-    Ok(())
 }
 
 /// `ls-prep merge`.

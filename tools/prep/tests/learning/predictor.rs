@@ -11,8 +11,8 @@ use ls_prep::predictors::{Grouping, PackedScorer, Refinement, refinement};
 use ls_prep::recipe::Recipe;
 use ls_prep::stage::{Stage, merge};
 use ls_prep::stages::activations::Activations;
-use ls_prep::stages::mlp::{self, MlpStage};
 use ls_prep::stages::embedding::{Embedding, EmbeddingStage};
+use ls_prep::stages::mlp::{self, MlpStage};
 use ls_prep::stages::placement::{Placement, PlacementStage};
 use ls_prep::stages::predictor::{PredictorStage, Predictors};
 

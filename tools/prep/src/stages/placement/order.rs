@@ -4,7 +4,7 @@
 //! both are, so good pairs are a matching of large weight, and good blocks are those whose union of tokens is small.
 //! Only each unit's best [`PARTNERS`] are looked at, so memory stays linear. What makes a partner good is not how often
 //! both act, which is always most for those that act most, but how much of that a partner of its own kind would not
-//! have given them anyhow: see [`partners`].
+//! have given them anyhow: see [`Units::partners`].
 
 use crate::stages::coactivity::{Coactivity, count, together};
 use rand::SeedableRng;
