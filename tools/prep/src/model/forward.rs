@@ -15,6 +15,8 @@ use rayon::prelude::*;
 
 /// Rows of the head that are multiplied at a time.
 const HEAD_ROWS: u32 = 4096;
+/// Positions whose attention is computed together.
+const STRIP: usize = 128;
 
 /// A model ready to push windows through.
 #[derive(Debug)]
@@ -230,7 +232,8 @@ impl Layer<'_> {
         });
     }
 
-    /// softmax(q k) v for every head of every window; tokens x query_width.
+    /// softmax(q k) v for every head of every window; tokens x query_width. A strip of positions at a time, against the
+    /// keys that any of them may see: half the work of all against all.
     fn mix(&self, q: Vec<f32>, k: Vec<f32>, v: Vec<f32>) -> candle_core::Result<Vec<f32>> {
         let config = self.config;
         let (length, head_dim) = (self.window, config.head_dim as usize);
@@ -238,11 +241,8 @@ impl Layer<'_> {
             (config.kv_heads as usize, (config.heads / config.kv_heads) as usize);
         let windows = k.len() / (length * kv_heads * head_dim);
         let batch = windows * kv_heads;
-        // Query heads that share a key head become more rows of one product.
         let q = Tensor::from_vec(q, (windows, length, kv_heads, group, head_dim), &Device::Cpu)?
-            .permute((0, 2, 3, 1, 4))?
-            .contiguous()?
-            .reshape((batch, group * length, head_dim))?;
+            .permute((0, 2, 3, 1, 4))?;
         let side = |values: Vec<f32>| {
             Tensor::from_vec(values, (windows, length, kv_heads, head_dim), &Device::Cpu)?
                 .transpose(1, 2)?
@@ -250,19 +250,25 @@ impl Layer<'_> {
                 .reshape((batch, length, head_dim))
         };
         let (k, v) = (side(k)?, side(v)?);
-        let mut scores: Vec<f32> = q.matmul(&k.t()?)?.flatten_all()?.to_vec1()?;
         let scale = 1.0 / (head_dim as f64).sqrt();
         let reach = config.sliding_window.map_or(length, |window| window as usize);
-        scores.par_chunks_exact_mut(length).enumerate().for_each(|(row, scores)| {
-            softmax(scores, row % length, reach, scale);
-        });
-        let shares = Tensor::from_vec(scores, (batch, group * length, length), &Device::Cpu)?;
-        shares
-            .matmul(&v)?
-            .reshape((windows, kv_heads, group, length, head_dim))?
-            .permute((0, 3, 1, 2, 4))?
-            .flatten_all()?
-            .to_vec1()
+        let mut strips = Vec::new();
+        for start in (0..length).step_by(STRIP) {
+            let count = STRIP.min(length - start);
+            let first = (start + 1).saturating_sub(reach);
+            let seen = start + count - first;
+            // Query heads that share a key head become more rows of one product.
+            let q = q.narrow(3, start, count)?.reshape((batch, group * count, head_dim))?;
+            let (k, v) = (k.narrow(1, first, seen)?, v.narrow(1, first, seen)?);
+            let mut scores: Vec<f32> = q.matmul(&k.t()?)?.flatten_all()?.to_vec1()?;
+            scores.par_chunks_exact_mut(seen).enumerate().for_each(|(row, scores)| {
+                softmax(scores, start - first + row % count, reach, scale);
+            });
+            let shares = Tensor::from_vec(scores, (batch, group * count, seen), &Device::Cpu)?;
+            let mixed = shares.matmul(&v)?.reshape((windows, kv_heads, group, count, head_dim))?;
+            strips.push(mixed.permute((0, 3, 1, 2, 4))?);
+        }
+        Tensor::cat(&strips, 1)?.flatten_all()?.to_vec1()
     }
 
     /// The FFN's input: the residuals `x`, normalised.
