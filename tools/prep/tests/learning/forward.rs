@@ -78,7 +78,7 @@ fn logits_and_likelihoods_are_those_of_the_reference() {
         let model = Model::open(&folder).unwrap();
         let reference = reference(&model);
         let vocab = model.config.vocab_size;
-        let window = 24;
+        let window = 144;
         let tokens: Vec<u32> = (0..2 * window).map(|i| (i * i * 7 + i * 13 + 5) % vocab).collect();
         let (logits, nll) = batched(&model, &tokens, window);
         let mut worst = 0f64;
