@@ -18,6 +18,8 @@ pub(crate) fn import(source: &Path, out: &Path) -> Output {
         .arg("-c")
         .arg(format!("ulimit -d {LIMIT_KIB}; exec \"$0\" import \"$1\" --out \"$2\" --json"))
         .args([Path::new(env!("CARGO_BIN_EXE_ls-prep")), source, out])
+        // OpenBLAS's threads want 128 MiB each as soon as the program starts, and never end if they get none.
+        .env("OPENBLAS_NUM_THREADS", "1")
         .output()
         .unwrap()
 }
