@@ -4,6 +4,7 @@ use crate::cmd::all::AllArgs;
 use crate::cmd::base::{BaseArgs, SparsityArgs};
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
+use crate::cmd::reuse::ReuseArgs;
 use crate::cmd::stages::{ActivationsArgs, LayersArgs, MergeArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -38,6 +39,7 @@ pub(crate) enum Command {
     Placement(LayersArgs),
     /// Finds the directions in which each layer's residuals differ most
     Projection(LayersArgs),
+    Reuse(ReuseArgs),
     Merge(MergeArgs),
     /// Tells how far each stage has come
     Status(StageArgs),

@@ -16,6 +16,7 @@ use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::{PredictorStage, Predictors};
 use crate::stages::projection::ProjectionStage;
 use crate::stages::prompts::{Prompts, Windows};
+use crate::stages::reuse::ReuseStage;
 use crate::stages::source::{self, Source};
 use ls_bundle::Bundle;
 use ls_bundle::base::BaseTables;
@@ -224,13 +225,6 @@ impl Chain {
         MlpStage::new(activations, placement, &self.recipe)
     }
 
-    /// Whether the recipe asks for a base.
-    #[must_use]
-    pub fn wants_base(&self) -> bool {
-        let base = &self.recipe.base;
-        base.gate_bits > 0 && base.up_bits > 0
-    }
-
     /// `63-base` after these activations.
     pub fn base<'a>(&'a self, activations: &'a Activations) -> Result<BaseStage<'a>> {
         BaseStage::new(&self.source, activations, &self.recipe)
@@ -240,6 +234,16 @@ impl Chain {
     #[must_use]
     pub fn projection<'a>(&self, activations: &'a Activations) -> ProjectionStage<'a> {
         ProjectionStage::new(activations, &self.recipe)
+    }
+
+    /// `61-reuse` of this placement's blocks.
+    #[must_use]
+    pub fn reuse<'a>(
+        &self,
+        activations: &'a Activations,
+        placement: &'a Placement,
+    ) -> ReuseStage<'a> {
+        ReuseStage::new(activations, placement, &self.recipe)
     }
 
     /// All stages in order. Makes nothing.
@@ -276,6 +280,8 @@ impl Chain {
         links.push(self.link(stage.as_ref())?);
         let placed = activations.zip(placement.as_ref());
         let stage = placed.map(|(a, placement)| self.predictor(a, Some(placement), false));
+        links.push(self.link(stage.as_ref())?);
+        let stage = placed.map(|(a, placement)| self.reuse(a, placement));
         links.push(self.link(stage.as_ref())?);
         let stage = activations.map(|activations| self.mlp(activations, None));
         links.push(self.link(stage.as_ref())?);

@@ -25,6 +25,8 @@ pub enum Phase {
     Projection,
     /// Making a model up; counted in bytes.
     Synth,
+    /// Replaying requests and learning from them; counted in layers.
+    Reuse,
 }
 
 /// Told how the work goes on.

@@ -9,6 +9,7 @@ use crate::key::stage_seed;
 use crate::train::Loss;
 use ls_bundle::model::{Architecture, DType};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -87,7 +88,10 @@ Base {
 } }
 section! { /// `[reuse]`.
 Reuse {
-    history: u32, intervals: u32, clip: f64, extended: bool, layers: u32, tau: u32, width: u32,
+    method: String, active_share: f64, holdout_every: u32, capacities: Vec<f64>, hot_share: f64,
+    recent: u32, means: [f64; 2], levels: [u32; 2], ahead: Vec<f64>, history: u32, gap_intervals: u32,
+    clip: f64, layers: u32, tau: u32, width: u32, samples: u32, epochs: u32, batch: u32,
+    learning_rate: f64, temperature: [f64; 2], extended: bool, cache_bias: Vec<f64>,
 } }
 section! { /// `[sparsity]`.
 Sparsity { levels: Vec<f64>, bases: Vec<[u32; 3]>, uniform: Vec<[u32; 3]>, eval_tokens: u64, } }
@@ -189,6 +193,7 @@ impl Recipe {
     fn check(&self) -> std::result::Result<(), String> {
         let (calibration, activations) = (&self.calibration, &self.activations);
         let (placement, predictor, base) = (&self.placement, &self.predictor, &self.base);
+        let reuse = &self.reuse;
         let counts = [
             ("calibration.tokens", calibration.tokens, u64::from(calibration.window), 1 << 32),
             ("calibration.window", calibration.window.into(), 2, 1 << 17),
@@ -209,9 +214,15 @@ impl Recipe {
             ("predictor.tau", predictor.tau.into(), 1, 4096),
             ("predictor.stacks", predictor.stacks.into(), 1, 4096),
             ("predictor.holdout_every", predictor.holdout_every.into(), 2, 1 << 20),
-            ("base.gate_bits", base.gate_bits.into(), 0, 8),
-            ("base.up_bits", base.up_bits.into(), 0, 8),
-            ("base.down_bits", base.down_bits.into(), 0, 8),
+            ("reuse.holdout_every", reuse.holdout_every.into(), 2, 1 << 20),
+            ("reuse.recent", reuse.recent.into(), 0, 8),
+            ("reuse.levels", reuse.levels[0].into(), 1, 64),
+            ("reuse.levels", reuse.levels[1].into(), 1, 64),
+            ("reuse.history", reuse.history.into(), 1, 8),
+            ("reuse.gap_intervals", reuse.gap_intervals.into(), 2, 16),
+            ("reuse.layers", reuse.layers.into(), 1, 8),
+            ("reuse.tau", reuse.tau.into(), 1, 12),
+            ("reuse.samples", reuse.samples.into(), 1, 1 << 24),
             ("base.gate_bits", base.gate_bits.into(), 1, 4),
             ("base.up_bits", base.up_bits.into(), 1, 4),
             ("base.down_bits", base.down_bits.into(), 0, 4),
@@ -226,6 +237,7 @@ impl Recipe {
         let shares = [
             ("activations.staged_share", activations.staged_share),
             ("placement.active_share", placement.active_share),
+            ("reuse.active_share", reuse.active_share),
             ("projection.share", self.projection.share),
             ("predictor.target_share", predictor.target_share),
             ("base.damping", base.damping),
@@ -240,6 +252,7 @@ impl Recipe {
                 return Err(format!("{name} is {share}; wanted more than 0, at most 1"));
             }
         }
+        check_reuse(reuse)?;
         let methods =
             ["measured", "file", "random", "frequency", "greedy", "matching", "embedding"];
         if !methods.contains(&placement.method.as_str()) {
@@ -251,6 +264,36 @@ impl Recipe {
         }
         Ok(())
     }
+}
+
+fn check_reuse(reuse: &Reuse) -> std::result::Result<(), String> {
+    let methods = ["measured", "reuse distance", "hazard"];
+    if !methods.contains(&reuse.method.as_str()) {
+        let wanted = methods.join(", ");
+        return Err(format!("reuse.method is {:?}; wanted one of {wanted}", reuse.method));
+    }
+    let intervals = reuse.gap_intervals;
+    if !intervals.is_power_of_two() || intervals.trailing_zeros() * reuse.history > 16 {
+        let problem = "a power of two, whose bits times the history are at most 16";
+        return Err(format!("reuse.gap_intervals is {intervals}; wanted {problem}"));
+    }
+    let within = |range: Range<f64>| move |number: &f64| range.contains(number);
+    let lists: [(&str, &[f64], Range<f64>); 4] = [
+        ("reuse.capacities", &reuse.capacities, 0.0..1.0),
+        ("reuse.means", &reuse.means, 0.5..1.0),
+        ("reuse.ahead", &reuse.ahead, 1e-9..1e9),
+        ("reuse.hot_share", &[reuse.hot_share], 0.0..1.0),
+    ];
+    if !reuse.cache_bias.iter().all(within(0.0..16.0)) {
+        return Err(format!("reuse.cache_bias is {:?}; wanted 0 to below 16", reuse.cache_bias));
+    }
+    for (name, numbers, range) in lists {
+        if numbers.is_empty() || !numbers.iter().all(within(range.clone())) {
+            let Range { start, end } = range;
+            return Err(format!("{name} is {numbers:?}; wanted {start} to below {end}"));
+        }
+    }
+    Ok(())
 }
 
 /// The table of `text` laid over that of the recipe it extends.

@@ -9,5 +9,6 @@ pub mod placement;
 pub mod predictor;
 pub mod projection;
 pub mod prompts;
+pub mod reuse;
 pub mod source;
 pub mod sparsity;

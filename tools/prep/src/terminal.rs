@@ -36,6 +36,7 @@ impl Progress for TerminalProgress {
             Phase::Evaluation => ("evaluation", "tokens"),
             Phase::Projection => ("projection", "layers"),
             Phase::Synth => ("writing", "bytes"),
+            Phase::Reuse => ("reuse", "layers"),
         };
         let template = match unit {
             "bytes" => {

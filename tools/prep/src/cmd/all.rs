@@ -126,11 +126,8 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
     print(object)
 }
 
-/// The base, where the recipe asks for one and the model can have one.
+/// The base, where the model can have one.
 fn base(run: &mut Run<'_>, activations: &Activations) -> Result<Option<Base>> {
-    if !run.chain.wants_base() {
-        return Ok(None);
-    }
     match run.chain.base(activations) {
         Ok(stage) => Ok(Some(Base::new(run.stage(&stage)?)?)),
         Err(problem) if problem.exit() == Exit::Unsupported => {

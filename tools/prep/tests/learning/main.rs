@@ -14,6 +14,7 @@ mod predictor;
 #[cfg(feature = "lapack")]
 mod projection;
 mod prompts;
+mod reuse;
 mod synth;
 
 use ls_prep::recipe::Recipe;
