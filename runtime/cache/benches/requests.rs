@@ -10,13 +10,15 @@
 //!
 //! | policy | 12.5 % | 25 % | 50 % |
 //! |---|---|---|---|
-//! | none | 35 / 43 | 36 / 44 | 37 / 44 |
-//! | lru | 73 / 156 | 60 / 126 | 37 / 45 |
-//! | lfu | 162 / 147 | 86 / 125 | 97 / 98 |
-//! | ema | 145 / 170 | 142 / 164 | 106 / 97 |
-//! | hot pinned | 79 / 185 | 88 / 154 | 61 / 55 |
-//! | reuse distance | 164 / 179 | 158 / 167 | 123 / 137 |
-//! | belady | 281 / 305 | 210 / 250 | 175 / 187 |
+//! | none | 42 / 50 | 24 / 34 | 54 / 47 |
+//! | lru | 59 / 65 | 68 / 88 | 59 / 61 |
+//! | lfu | 137 / 195 | 170 / 201 | 154 / 113 |
+//! | ema | 116 / 192 | 106 / 226 | 83 / 101 |
+//! | hot pinned | 114 / 106 | 143 / 154 | 56 / 74 |
+//! | hazard | 237 / 298 | 318 / 371 | 168 / 200 |
+//! | belady | 429 / 425 | 480 / 400 | 263 / 228 |
+//!
+//! Runs differed by up to a factor of two. Hazard ranks all candidates anew in each visit, up to 2.5 for each request.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
