@@ -122,16 +122,19 @@ proptest! {
 
 #[test]
 fn averages_keep_their_order_over_rescaling() {
-    // The weight passes 2^60 after 645 visits. 0 is requested every other visit, 1 every third.
+    // A weight passes 2^60 after 645 visits and what an f32 holds after 1376. One block is requested in every visit, the
+    // other in every third; every 300 visits they change places.
     let blocks = ls_cache::Blocks::even(1, 2);
-    let mut trace = AccessTrace::with_capacity(blocks.clone(), 1000);
-    for token in 0..1000 {
-        trace.push((0..2).filter(|n| token % (n + 2) == 0).map(BlockId));
+    let mut trace = AccessTrace::with_capacity(blocks.clone(), 3000);
+    for token in 0..3000u32 {
+        let often = token / 300 % 2;
+        trace.push((0..2).filter(|&n| n == often || token % 3 == 0).map(BlockId));
     }
     let ema = Box::new(ls_cache::policy::Ema::new(&blocks, 0.9375));
-    let sharing = Sharing::Global(1);
-    let mut cache = WeightCache::new(blocks, 4, sharing, Admission::Compete, ema);
-    replay(&trace, None, 0..900, &mut cache);
-    let counts = replay(&trace, None, 900..1000, &mut cache);
-    assert_eq!(counts[0].demand_hits, 50, "block 0 stays");
+    let mut cache = WeightCache::new(blocks, 4, Sharing::Global(1), Admission::Compete, ema);
+    for phase in 0..10 {
+        replay(&trace, None, 300 * phase..300 * phase + 100, &mut cache);
+        let counts = replay(&trace, None, 300 * phase + 100..300 * (phase + 1), &mut cache);
+        assert_eq!(counts[0].demand_hits, 200, "phase {phase}: the frequent one stays");
+    }
 }
