@@ -6,6 +6,7 @@ use crate::terminal::TerminalProgress;
 use ls_prep::error::Result;
 use ls_prep::stage::Stage;
 use ls_prep::stages::activations::Activations;
+use ls_prep::stages::embedding::Embedding;
 use ls_prep::stages::placement::Placement;
 use ls_prep::stages::reuse::{Ratios, Reuse, ReuseStage, Row};
 use serde_json::{Value, json};
@@ -31,7 +32,9 @@ pub(crate) fn reuse(args: &ReuseArgs) -> Result<()> {
     let store = &chain.source.store;
     let recorded = store.need(&chain.activations(&windows, prompts), ReuseStage::NAME)?;
     let recorded = Activations::new(recorded)?;
-    let placement = store.need(&chain.placement(&recorded), ReuseStage::NAME)?;
+    let embedding = store.need(&chain.embedding(&recorded), ReuseStage::NAME)?;
+    let embedding = Embedding::new(embedding)?;
+    let placement = store.need(&chain.placement(&recorded, &embedding), ReuseStage::NAME)?;
     let placement = Placement::read(&placement)?;
     let stage = chain.reuse(&recorded, &placement);
     let (artifact, outcome) = store.run(&stage, args.layers.clone(), &mut progress)?;

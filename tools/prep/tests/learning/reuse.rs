@@ -5,13 +5,16 @@ use crate::{Bench, tiny};
 use ls_bundle::model::Architecture;
 use ls_cache::ReuseTable;
 use ls_prep::recipe::Recipe;
+use ls_prep::stages::embedding::{Embedding, EmbeddingStage};
 use ls_prep::stages::placement::{Placement, PlacementStage};
 use ls_prep::stages::reuse::{Reuse, ReuseStage};
 
 fn reuse(bench: &Bench, recipe: &Recipe) -> Reuse {
     let activations = record(bench, recipe);
     let store = bench.source().store;
-    let stage = PlacementStage::new(&activations, Architecture::Llama, recipe);
+    let vectors = EmbeddingStage::new(&activations, recipe);
+    let vectors = Embedding::new(store.run(&vectors, None, &mut ()).unwrap().0).unwrap();
+    let stage = PlacementStage::new(&activations, &vectors, Architecture::Llama, recipe);
     let placement = Placement::read(&store.run(&stage, None, &mut ()).unwrap().0).unwrap();
     let stage = ReuseStage::new(&activations, &placement, recipe);
     Reuse::read(&store.run(&stage, None, &mut ()).unwrap().0).unwrap()

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 /// One layer's predictor.
 #[derive(Clone)]
 enum One {
-    Hash(PackedScorer),
+    Hash(Box<PackedScorer>),
     Mlp(MlpScorer),
 }
 
@@ -70,7 +70,8 @@ impl Scorer for Learned<'_> {
         if self.layer.as_ref().is_none_or(|(layer, _)| *layer != at.layer) {
             let one = match self.from {
                 From::Hash(found) => {
-                    One::Hash(PackedScorer::new(found.layers[usize::from(at.layer)].stack()?)?)
+                    let tables = found.layers[usize::from(at.layer)].stack()?;
+                    One::Hash(Box::new(PackedScorer::new(tables)?))
                 }
                 From::Mlp(artifact, name) => {
                     let tables = mlp::tables(artifact, at.layer.into(), name)?;
