@@ -11,7 +11,7 @@ demo: release $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a 
 	$(TARGET)/release/ls-run generate $(BUNDLE) --memory 96MiB --context 512 --echo -n 100 --prompt "$(PROMPT)"
 
 test: $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
-	cargo test --workspace --locked
+	cargo test --workspace --locked --features ls-prep/lapack
 	cargo test --locked -p ls-prep --test vocabs -- --ignored
 	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
 
@@ -20,8 +20,8 @@ test-arm64: setup   ## The kernels' tests for 64-bit Arm, under qemu.
 
 check: setup   ## Formatting, lints, tidiness.
 	cargo fmt --all -- --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	cargo clippy --workspace --all-targets --locked --features ls-prep/lapack -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --features ls-prep/lapack
 	cargo test --quiet --locked -p ls-tidy
 
 bench: release $(BUNDLE)   ## Speed at several budgets, beside what the machine allows.

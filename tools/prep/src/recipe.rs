@@ -252,18 +252,18 @@ impl Recipe {
                 return Err(format!("{name} is {share}; wanted more than 0, at most 1"));
             }
         }
-        check_reuse(reuse)?;
-        let methods =
-            ["measured", "file", "random", "frequency", "greedy", "matching", "embedding"];
-        if !methods.contains(&placement.method.as_str()) {
-            let wanted = methods.join(", ");
-            return Err(format!(
-                "placement.method is {:?}; wanted one of {wanted}",
-                placement.method
-            ));
-        }
-        Ok(())
+        check_placement(placement)?;
+        check_reuse(reuse)
     }
+}
+
+fn check_placement(placement: &Placement) -> std::result::Result<(), String> {
+    let methods = ["measured", "file", "random", "frequency", "greedy", "matching", "embedding"];
+    if methods.contains(&placement.method.as_str()) {
+        return Ok(());
+    }
+    let wanted = methods.join(", ");
+    Err(format!("placement.method is {:?}; wanted one of {wanted}", placement.method))
 }
 
 fn check_reuse(reuse: &Reuse) -> std::result::Result<(), String> {

@@ -197,12 +197,25 @@ fn measure(ffns: &Ffns, mut backend: CpuBackend, threads: usize) {
     });
     print("one f16 in ten", layer_bytes * running.len() as f64 / neurons as f64, some, reading);
 
+    measure_base(ffns, &mut backend, &tables, &bits, running.len(), reading);
+}
+
+/// The base's estimates and stand-ins, beside `running` exact neurons and the time of reading a layer.
+fn measure_base(
+    ffns: &Ffns,
+    backend: &mut CpuBackend,
+    tables: &BaseTables<'_>,
+    bits: &[u64],
+    running: usize,
+    reading: f64,
+) {
+    let (layer, neurons) = (LayerId(0), ffns.config.ffn_hidden as usize);
     let layers = ffns.base_layers().count();
     let base_bytes = ffns.base.len() as f64 / layers as f64;
     let estimates = per_layer(layers, |laps| {
         for base in ffns.base_layers() {
             backend.mlp_input(layer);
-            backend.estimate(layer, &base, &tables);
+            backend.estimate(layer, &base, tables);
             laps.lap();
         }
     });
@@ -210,13 +223,13 @@ fn measure(ffns: &Ffns, mut backend: CpuBackend, threads: usize) {
     let both = per_layer(layers, |laps| {
         for base in ffns.base_layers() {
             backend.mlp_input(layer);
-            backend.estimate(layer, &base, &tables);
-            backend.stand_in(layer, &base, &tables, &bits);
+            backend.estimate(layer, &base, tables);
+            backend.stand_in(layer, &base, tables, bits);
             backend.mlp_output(layer);
             laps.lap();
         }
     });
-    let missing = base_bytes / 3.0 * (1.0 - running.len() as f64 / neurons as f64);
+    let missing = base_bytes / 3.0 * (1.0 - running as f64 / neurons as f64);
     print("stand-ins", missing, both - estimates, reading);
     print("base", base_bytes * 2.0 / 3.0 + missing, both, reading);
 }

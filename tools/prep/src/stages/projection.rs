@@ -180,7 +180,9 @@ use decompose::components;
 #[cfg(not(feature = "lapack"))]
 fn components(_: &Covariance, _: &Params) -> Result<Basis> {
     let name = <ProjectionStage<'_> as Stage>::NAME;
-    Err(PrepError::unsupported(format!("{name}: this ls-prep was built without LAPACK")))
+    Err(PrepError::unsupported(format!(
+        "{name}: this ls-prep was built without LAPACK; build it with --features lapack"
+    )))
 }
 
 impl Stage for ProjectionStage<'_> {
@@ -207,7 +209,10 @@ impl Stage for ProjectionStage<'_> {
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
         if cfg!(not(feature = "lapack")) {
-            let problem = format!("{}: this ls-prep was built without LAPACK", Self::NAME);
+            let problem = format!(
+                "{}: this ls-prep was built without LAPACK; build it with --features lapack",
+                Self::NAME
+            );
             return Err(PrepError::unsupported(problem));
         }
         each_layer(journal, progress, Phase::Projection, 4, |layer| {
