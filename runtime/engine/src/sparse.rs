@@ -1,4 +1,4 @@
-//! [`SparseFfn`]: which neurons of a layer run for a token, and how their weights get into memory.
+//! Sparse decode: which neurons of a layer run for a token, and how their weights get into memory.
 //!
 //! One visit of a layer, paper sections 3.2.1 and 3.2.2, with the low-bit base as the judge of what runs:
 //!

@@ -4,6 +4,7 @@ use crate::cmd::all::AllArgs;
 use crate::cmd::base::{BaseArgs, SparsityArgs};
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
+use crate::cmd::report::ReportArgs;
 use crate::cmd::reuse::ReuseArgs;
 use crate::cmd::stages::{ActivationsArgs, LayersArgs, MergeArgs, RecipeArgs, StageArgs};
 use crate::cmd::synth::SynthArgs;
@@ -41,6 +42,7 @@ pub(crate) enum Command {
     Projection(LayersArgs),
     Reuse(ReuseArgs),
     Merge(MergeArgs),
+    Report(ReportArgs),
     /// Tells how far each stage has come
     Status(StageArgs),
     Recipe(RecipeArgs),

@@ -4,6 +4,7 @@ pub(crate) mod all;
 pub(crate) mod base;
 pub(crate) mod datasets;
 pub(crate) mod predictor;
+pub(crate) mod report;
 pub(crate) mod reuse;
 pub(crate) mod stages;
 pub(crate) mod synth;

@@ -26,6 +26,7 @@ pub mod pack;
 pub mod predictors;
 pub mod progress;
 pub mod recipe;
+pub mod report;
 pub mod room;
 pub mod sparse;
 pub mod stage;

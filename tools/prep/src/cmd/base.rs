@@ -122,7 +122,7 @@ pub(crate) fn sparsity(args: &SparsityArgs) -> Result<()> {
     report(args.stage.json, &artifact, outcome, start.elapsed(), &text, details)
 }
 
-fn row(price: &Price, dense: Option<f64>) -> String {
+pub(crate) fn row(price: &Price, dense: Option<f64>) -> String {
     let more = dense.map_or(String::new(), |dense| {
         format!(" ({:+.1} %)", 100.0 * (price.perplexity / dense - 1.0))
     });

@@ -33,6 +33,14 @@ impl PackedScorer {
     }
 }
 
+impl PackedScorer {
+    /// Number of blocks.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.scores.len()
+    }
+}
+
 impl Scorer for PackedScorer {
     fn restart(&mut self) {
         self.signals = Signals::new(self.stack.block_head().expect("checked"));

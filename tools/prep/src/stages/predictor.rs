@@ -202,8 +202,12 @@ fn resident_bytes(tables: &StackTables) -> u64 {
 
 /// Resident bytes that a recipe's tables would have for features of `dims` numbers and so many blocks.
 pub fn bytes_at(recipe: &recipe::Predictor, dims: usize, blocks: usize) -> Result<u64> {
-    let shape = shape(recipe, dims, blocks)?;
-    Ok(resident_bytes(&shape.blank(recipe.free_signals)))
+    Ok(resident_bytes(&blank_at(recipe, dims, blocks)?))
+}
+
+/// Tables of that shape that have learned nothing.
+pub fn blank_at(recipe: &recipe::Predictor, dims: usize, blocks: usize) -> Result<StackTables> {
+    Ok(shape(recipe, dims, blocks)?.blank(recipe.free_signals))
 }
 
 impl Stage for PredictorStage<'_> {

@@ -105,6 +105,15 @@ fn all_makes_a_bundle_once() {
     let second = run(&mut all("tiny"));
     assert!(outcomes(&second).iter().all(|outcome| outcome == "kept"), "{second}");
     assert_eq!(written(), before, "the bundle was not touched");
+    let mut report = program("report");
+    report.arg(&bundle).arg("--artifacts").arg(bench.dir.path().join("a")).arg("--json");
+    let report = run(&mut report);
+    let rows = report["predictors"].as_array().unwrap();
+    assert_eq!(rows[0]["name"], "our stack");
+    assert!(rows[0]["imp20"].as_f64().unwrap() > rows[1]["imp20"].as_f64().unwrap(), "{rows:?}");
+    assert!(rows[0]["microseconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["placement"].as_array().unwrap().len(), 3);
+    assert!(report["base_resident_share"].as_f64().unwrap() > 0.1);
     // Another recipe makes another bundle of what it can still use.
     let recipe = bench.dir.path().join("mine.toml");
     std::fs::write(&recipe, "extends = \"tiny\"\n[pack]\nffn_dtype = \"q8_0\"\n").unwrap();
