@@ -16,7 +16,7 @@ use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::{PredictorStage, Predictors};
 use crate::stages::projection::ProjectionStage;
 use crate::stages::prompts::{Prompts, Windows};
-use crate::stages::reuse::ReuseStage;
+use crate::stages::reuse::{Reuse, ReuseStage};
 use crate::stages::source::{self, Source};
 use ls_bundle::Bundle;
 use ls_bundle::base::BaseTables;
@@ -60,6 +60,8 @@ pub struct Made<'a> {
     pub predictors: Option<&'a Predictors>,
     /// The low-bit base.
     pub base: Option<&'a Base>,
+    /// Tables of reuse, and the key of their artifact.
+    pub reuse: Option<(Key, &'a Reuse)>,
 }
 
 impl<'a> Made<'a> {
@@ -83,6 +85,12 @@ impl<'a> Made<'a> {
                 let content =
                     Box::new(move || Ok(base.tables_in(number.into(), order)?.to_bytes()));
                 tables.push(Table { layer, kind: TableKind::BaseScores, len, content });
+            }
+            if let Some((_, reuse)) = self.reuse {
+                let content = &reuse.layers[usize::from(number)].table;
+                let len = content.len() as u64;
+                let content = Box::new(move || Ok(content.clone()));
+                tables.push(Table { layer, kind: TableKind::Reuse, len, content });
             }
         }
         Ok(tables)
@@ -162,7 +170,7 @@ impl Chain {
         made: &Made<'_>,
         progress: &mut dyn Progress,
     ) -> Result<PackedBundle> {
-        let Made { placement, predictors, base, .. } = *made;
+        let Made { placement, predictors, base, reuse } = *made;
         let pack = &self.recipe.pack;
         let types = WeightTypes {
             attention: pack.dtype.into(),
@@ -173,6 +181,7 @@ impl Chain {
             vec![(source::NAME, self.source.key), (PlacementStage::NAME, placement.key)];
         made_of.extend(predictors.map(|found| (PredictorStage::NAME, found.key)));
         made_of.extend(base.map(|base| (BaseStage::NAME, base.key())));
+        made_of.extend(reuse.map(|(key, _)| (ReuseStage::NAME, key)));
         let recipe =
             made_of.iter().fold(self.recipe.to_toml() + "\n[made_of]\n", |text, (name, key)| {
                 text + &format!("{name:?} = \"{key}\"\n")

@@ -19,6 +19,7 @@ use ls_prep::stages::base::Base;
 use ls_prep::stages::embedding::Embedding;
 use ls_prep::stages::placement::Placement;
 use ls_prep::stages::predictor::Predictors;
+use ls_prep::stages::reuse::Reuse;
 use serde::Serialize;
 use serde_json::json;
 use std::path::PathBuf;
@@ -102,11 +103,18 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
     let placement = Placement::read(&run.stage(&chain.placement(&activations, &embedding))?)?;
     let stage = chain.predictor(&activations, Some(&placement), false);
     let predictors = Predictors::read(&run.stage(&stage)?)?;
+    let reuse = run.stage(&chain.reuse(&activations, &placement))?;
+    let (key, reuse) = (reuse.key(), Reuse::read(&reuse)?);
     let base = base(&mut run, &activations)?;
 
     let packing = Instant::now();
     let mut progress = TerminalProgress::new();
-    let made = Made { placement: &placement, predictors: Some(&predictors), base: base.as_ref() };
+    let made = Made {
+        placement: &placement,
+        predictors: Some(&predictors),
+        base: base.as_ref(),
+        reuse: Some((key, &reuse)),
+    };
     let bundle = chain.pack(&args.out, &made, &mut progress as &mut dyn Progress)?;
     drop(progress);
     run.tell(Chain::PACK, bundle.key, bundle.outcome, bundle.bytes, packing);

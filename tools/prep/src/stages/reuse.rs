@@ -120,9 +120,9 @@ impl<'a> ReuseStage<'a> {
         measured.push(ratios);
         let (recorded, recipe) = (self.activations, &self.params.recipe);
         let biased = bias::biased(recorded, layer, order, block_neurons, &hazard, recipe)?;
-        let table = match chosen {
-            "hazard" => ReuseTable::Hazard(hazard),
-            _ => ReuseTable::Gaps(gaps),
+        let table = match (chosen, gaps) {
+            ("reuse distance", Some(gaps)) => ReuseTable::Gaps(gaps),
+            _ => ReuseTable::Hazard(hazard),
         };
         Ok(LayerReuse { chosen: chosen.to_owned(), measured, biased, table: table.to_bytes() })
     }
@@ -133,7 +133,7 @@ impl<'a> ReuseStage<'a> {
         layer: u32,
         block_neurons: u32,
         order: &[u32],
-    ) -> Result<(Ratios, GapTable, HazardTable)> {
+    ) -> Result<(Ratios, Option<GapTable>, HazardTable)> {
         let recipe = &self.params.recipe;
         let active = (recipe.active_share * order.len() as f64).round().max(1.0) as usize;
         let every = recipe.holdout_every;
@@ -141,7 +141,11 @@ impl<'a> ReuseStage<'a> {
             Requests::read(self.activations, layer, order, block_neurons, active, every)?;
         let seed = self.params.seed.wrapping_add(layer.into());
         let frequencies = requests.frequencies();
-        let gaps = regression::gaps(&requests.taught, recipe, seed)?;
+        // Training the paper's regression takes most of the time: not where the recipe has chosen otherwise.
+        let gaps = match recipe.method.as_str() {
+            "hazard" => None,
+            _ => Some(regression::gaps(&requests.taught, recipe, seed)?),
+        };
         let hazard = hazard::learn(&requests.taught, &frequencies, recipe);
         let mut extended = if recipe.extended {
             Some(Extended::learn(&requests.taught, &frequencies, recipe, seed)?)
@@ -149,7 +153,7 @@ impl<'a> ReuseStage<'a> {
             None
         };
         let extended = extended.as_mut().map(|extended| extended as &mut dyn Rank);
-        let learned = Learned { gaps: &gaps, hazard: &hazard, extended };
+        let learned = Learned { gaps: gaps.as_ref(), hazard: &hazard, extended };
         let ratios = judge(&requests, &frequencies, block_neurons, learned, recipe);
         Ok((ratios, gaps, hazard))
     }

@@ -98,6 +98,8 @@ fn all_makes_a_bundle_once() {
     let opened = ls_bundle::Bundle::open(&bundle).unwrap();
     opened.verify(&mut |_, _| ()).unwrap();
     assert!(opened.placement().is_some());
+    // Three layers, each with a predictor, a base with its scores, and a table of reuse.
+    assert_eq!(opened.tables().tables.len(), 12);
     let pack = first["stages"].as_array().unwrap().last().unwrap();
     assert_eq!(pack["bytes"], opened.total_len());
     let written = || std::fs::metadata(&bundle).unwrap().modified().unwrap();
@@ -113,6 +115,7 @@ fn all_makes_a_bundle_once() {
     assert!(rows[0]["imp20"].as_f64().unwrap() > rows[1]["imp20"].as_f64().unwrap(), "{rows:?}");
     assert!(rows[0]["microseconds"].as_f64().unwrap() > 0.0);
     assert_eq!(report["placement"].as_array().unwrap().len(), 3);
+    assert_eq!(report["reuse"].as_array().unwrap().len(), 3);
     assert!(report["base_resident_share"].as_f64().unwrap() > 0.1);
     // Another recipe makes another bundle of what it can still use.
     let recipe = bench.dir.path().join("mine.toml");

@@ -65,6 +65,8 @@ fn the_recipe_or_the_hits_choose_the_table() {
         recipe.reuse.method = method.to_owned();
         for layer in reuse(&bench, &recipe).layers {
             assert_eq!(layer.chosen, method);
+            let names: Vec<_> = layer.measured[0].rows.iter().map(|row| &*row.policy).collect();
+            assert_eq!(names.contains(&"reuse distance"), gaps, "trained where it is wanted");
             let table = ReuseTable::from_bytes(&layer.table).unwrap();
             assert_eq!(matches!(table, ReuseTable::Gaps(_)), gaps);
             if let ReuseTable::Hazard(table) = table {

@@ -18,7 +18,7 @@ pub(super) trait Rank {
 
 /// What was learned.
 pub(super) struct Learned<'a> {
-    pub(super) gaps: &'a GapTable,
+    pub(super) gaps: Option<&'a GapTable>,
     pub(super) hazard: &'a HazardTable,
     pub(super) extended: Option<&'a mut dyn Rank>,
 }
@@ -47,14 +47,19 @@ pub(super) fn judge(
                 let hot = (recipe.hot_share * f64::from(kept)).round() as u32;
                 Box::new(HotPinned::new(blocks, frequencies, &[hot]))
             }
-            "reuse distance" => Box::new(ReuseDistance::new(blocks, vec![learned.gaps.clone()])),
+            "reuse distance" => {
+                let gaps = learned.gaps.expect("a row for what was learned").clone();
+                Box::new(ReuseDistance::new(blocks, vec![gaps]))
+            }
             "hazard" => Box::new(Hazard::new(blocks, std::slice::from_ref(learned.hazard))),
             _ => Box::new(Belady::new(trace)),
         }
     };
     let names = ["lru", "lfu", "ema", "hot pinned", "reuse distance", "hazard", "belady"];
+    let known = |name: &&&str| **name != "reuse distance" || learned.gaps.is_some();
     let mut rows: Vec<Row> = names
         .iter()
+        .filter(known)
         .map(|name| Row {
             policy: (*name).to_owned(),
             hits: kept.iter().map(|&kept| hits(trace, kept, policy(name, kept))).collect(),
