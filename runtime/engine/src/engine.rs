@@ -305,9 +305,9 @@ impl Engine {
         self.embed(tokens)?;
         let sparse = decode && self.sparse.is_some();
         self.checker.begin(if sparse { SPARSE_WALK } else { DENSE_WALK });
-        for index in 0..self.walk(sparse).steps.len() {
+        for index in 0..walk(&self.program, self.sparse.as_ref(), sparse).steps.len() {
             self.stream.pump()?;
-            let step = self.walk(sparse).steps[index];
+            let step = walk(&self.program, self.sparse.as_ref(), sparse).steps[index];
             if matches!(outputs, Outputs::None)
                 && matches!(step, Step::HeadInput | Step::Head { .. })
             {
@@ -318,13 +318,6 @@ impl Engine {
         }
         self.position += count;
         Ok(())
-    }
-
-    fn walk(&self, sparse: bool) -> &Program {
-        match &self.sparse {
-            Some((program, _)) if sparse => program,
-            _ => &self.program,
-        }
     }
 
     /// A pass without outputs needs no head, but what the stream has read ahead of it must still be taken.
@@ -368,10 +361,7 @@ impl Engine {
             Step::HeadInput => self.backend.head_input(),
             Step::Release(piece) => self.stream.release(piece),
             Step::Project { layer, first, count } => {
-                let program = match &self.sparse {
-                    Some((program, _)) if sparse => program,
-                    _ => &self.program,
-                };
+                let program = walk(&self.program, self.sparse.as_ref(), sparse);
                 let parts = &program.parts[first as usize..(first + count) as usize];
                 arrive(parts[0].source, &mut self.stream, &mut self.checker, &mut self.stats)?;
                 let extents = &self.map.layers[layer.index()];
@@ -406,6 +396,18 @@ impl Engine {
             }
         }
         Ok(())
+    }
+}
+
+/// The program of a pass.
+fn walk<'a>(
+    dense: &'a Program,
+    sparse: Option<&'a (Program, SparseFfn)>,
+    is_sparse: bool,
+) -> &'a Program {
+    match sparse {
+        Some((program, _)) if is_sparse => program,
+        _ => dense,
     }
 }
 

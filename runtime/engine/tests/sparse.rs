@@ -1,8 +1,10 @@
 //! Sparse decode: what runs, and that it does not depend on how weights arrive.
 
+mod counting;
 #[expect(dead_code, reason = "this test computes with a real backend")]
 mod sample;
 
+use counting::allocations;
 use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_cache::{Blocks, EvictionPolicy, policy};
@@ -12,33 +14,7 @@ use ls_engine::sparse::{self, SparseOptions};
 use ls_engine::{Engine, EngineError, EngineErrorKind, EngineOptions, Verify};
 use ls_io::{Alignment, Faults, SimOptions, SimStore};
 use sample::{config, write_based_bundle};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
-
-/// Counts this thread's allocations.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system allocator unchanged; counting touches no memory of the caller's.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller keeps alloc's contract, which is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps dealloc's contract, which is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 const CONTEXT: u32 = 64;
 const TOKENS: [u32; 6] = [3, 499, 250, 3, 17, 80];
@@ -262,11 +238,11 @@ fn decoding_does_not_allocate() {
         let mut engine = sample.open(&case, seeded(5), true).unwrap();
         engine.prefill(&[1, 2, 3], 0).unwrap();
         engine.decode(4, 0).unwrap();
-        let before = ALLOCATIONS.with(Cell::get);
+        let before = allocations();
         for token in 0..30 {
             engine.decode(token, 0).unwrap();
         }
-        let allocated = ALLOCATIONS.with(Cell::get) - before;
+        let allocated = allocations() - before;
         assert_eq!(allocated, 0, "{case:?}: allocations in 30 tokens");
     }
 }

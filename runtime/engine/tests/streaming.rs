@@ -1,41 +1,17 @@
 //! The same weights reach the backend in the same order, whatever is resident and however reads come back.
 
+mod counting;
 #[expect(dead_code, reason = "no base is needed here")]
 mod sample;
 
+use counting::allocations;
 use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
 use ls_engine::{Engine, EngineErrorKind, Verify};
 use ls_io::{BlockStore, Faults, SimOptions, SimStore};
 use sample::{HashBackend, config, write_bundle};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
-
-/// Counts this thread's allocations.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system allocator unchanged; counting touches no memory of the caller's.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller keeps alloc's contract, which is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps dealloc's contract, which is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 struct Sample {
     verify: Verify,
@@ -228,11 +204,11 @@ fn decoding_does_not_allocate() {
         let mut engine = sample.engine(&sample.plan(share, 8), seeded(5)).unwrap();
         engine.prefill(&[1, 2, 3], 40).unwrap();
         engine.decode(4, 39).unwrap();
-        let before = ALLOCATIONS.with(Cell::get);
+        let before = allocations();
         for token in 0..30 {
             engine.decode(token, 38 - u64::from(token)).unwrap();
         }
-        let allocated = ALLOCATIONS.with(Cell::get) - before;
+        let allocated = allocations() - before;
         assert_eq!(allocated, 0, "share {share}: allocations in 30 tokens");
     }
 }

@@ -19,6 +19,7 @@
 use crate::error::{PrepError, Result};
 use crate::key::Key;
 use crate::model::weights::SourceFile;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ops::Range;
@@ -325,6 +326,26 @@ impl Artifact {
     /// Reads everything once.
     pub fn verify(&self) -> Result<()> {
         self.heads.iter().try_for_each(|head| read_content(&self.file, head).map(drop))
+    }
+
+    /// It as an input of another stage.
+    #[must_use]
+    pub fn input(&self) -> Input {
+        Input { name: self.description().stage.clone(), key: self.description().key }
+    }
+
+    /// Fails unless it is an artifact of the stage `wanted`.
+    pub fn check_stage(&self, wanted: &str) -> Result<()> {
+        match &self.description().stage {
+            found if found == wanted => Ok(()),
+            found => Err(self.fault(format!("is {found}; wanted {wanted}"))),
+        }
+    }
+
+    /// The parameters of its stage.
+    pub fn params<P: DeserializeOwned>(&self) -> Result<P> {
+        let params = self.description().params.clone();
+        serde_json::from_value(params).map_err(|problem| self.fault(problem))
     }
 
     /// What was wanted of this artifact's content and is not so.

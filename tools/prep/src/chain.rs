@@ -141,6 +141,20 @@ impl Chain {
         ActivationsStage::new(&self.source, windows, prompts, &self.recipe)
     }
 
+    /// The recorded activations, which the stage named `by` needs.
+    pub fn recorded(&self, by: &str, progress: &mut dyn Progress) -> Result<Activations> {
+        let (windows, prompts) = self.windows(progress)?;
+        let stage = self.activations(&windows, prompts);
+        Activations::new(self.source.store.need(&stage, by)?)
+    }
+
+    /// The placement after these activations, which the stage named `by` needs.
+    pub fn placed(&self, activations: &Activations, by: &str) -> Result<Placement> {
+        let store = &self.source.store;
+        let embedding = Embedding::new(store.need(&self.embedding(activations), by)?)?;
+        Placement::read(&store.need(&self.placement(activations, &embedding), by)?)
+    }
+
     /// `30-embedding` after these activations.
     #[must_use]
     pub fn embedding<'a>(&self, activations: &'a Activations) -> EmbeddingStage<'a> {

@@ -167,8 +167,7 @@ fn hash_rows(artifact: &Artifact, predictors: &Predictors) -> Result<Vec<Row>> {
     let stack = first.stack()?;
     let tables = stack.tables.len();
     let name = if tables > 0 { "literal stack" } else { "our stack" };
-    let params: Params = serde_json::from_value(artifact.description().params.clone())
-        .map_err(|problem| artifact.fault(problem))?;
+    let params: Params = artifact.params()?;
     let [hidden, neurons] = COMPARED_SHAPE;
     let blocks = neurons.div_ceil(first.measured.hash.block as usize);
     let microseconds = Some(microseconds(blank_at(&params.recipe, hidden, blocks)?)?);

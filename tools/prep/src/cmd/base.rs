@@ -4,11 +4,8 @@ use super::print;
 use super::stages::{StageArgs, parse_range, report};
 use crate::terminal::TerminalProgress;
 use ls_bundle::ids::ByteCount;
-use ls_prep::chain::Chain;
 use ls_prep::error::Result;
-use ls_prep::progress::Progress;
 use ls_prep::stage::Stage;
-use ls_prep::stages::activations::Activations;
 use ls_prep::stages::base::{Base, BaseStage};
 use ls_prep::stages::predictor::Predictors;
 use ls_prep::stages::sparsity::{Learnt, Price, SparsityStage, prices};
@@ -48,17 +45,12 @@ pub(crate) struct SparsityArgs {
     arms: Option<Range<u32>>,
 }
 
-fn recorded(chain: &Chain, by: &str, progress: &mut dyn Progress) -> Result<Activations> {
-    let (windows, prompts) = chain.windows(progress)?;
-    Activations::new(chain.source.store.need(&chain.activations(&windows, prompts), by)?)
-}
-
 /// `ls-prep base`.
 pub(crate) fn base(args: &BaseArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let chain = args.stage.chain(&mut progress)?;
-    let recorded = recorded(&chain, BaseStage::NAME, &mut progress)?;
+    let recorded = chain.recorded(BaseStage::NAME, &mut progress)?;
     let stage = chain.base(&recorded)?;
     let (artifact, outcome) = chain.source.store.run(&stage, args.layers.clone(), &mut progress)?;
     drop(progress);
@@ -91,7 +83,7 @@ pub(crate) fn sparsity(args: &SparsityArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let mut chain = args.stage.chain(&mut progress)?;
-    let recorded = recorded(&chain, SparsityStage::NAME, &mut progress)?;
+    let recorded = chain.recorded(SparsityStage::NAME, &mut progress)?;
     let (with_exact, plain) = (&chain.recipe.sparsity.bases, &chain.recipe.sparsity.uniform);
     let wanted = with_exact.iter().map(|&bits| (bits, chain.recipe.base.exact_shares.clone()));
     let wanted: Vec<_> = wanted.chain(plain.iter().map(|&bits| (bits, vec![0.0]))).collect();

@@ -12,9 +12,8 @@ use ls_prep::predictors::{Measured, PackedScorer, Refinement, refinement};
 use ls_prep::recipe::Recipe;
 use ls_prep::stage::Stage;
 use ls_prep::stages::activations::Activations;
-use ls_prep::stages::embedding::Embedding;
 use ls_prep::stages::mlp::{self, MlpStage};
-use ls_prep::stages::placement::{Placement, PlacementStage};
+use ls_prep::stages::placement::Placement;
 use ls_prep::stages::predictor::{PredictorStage, Predictors, Rows, grouping};
 use serde_json::json;
 use std::ops::Range;
@@ -72,16 +71,8 @@ fn inputs(
     placed: bool,
     progress: &mut TerminalProgress,
 ) -> Result<(Activations, Option<Placement>)> {
-    let (windows, prompts) = chain.windows(progress)?;
-    let store = &chain.source.store;
-    let recorded = Activations::new(store.need(&chain.activations(&windows, prompts), by)?)?;
-    let placement = if placed {
-        let embedding = Embedding::new(store.need(&chain.embedding(&recorded), by)?)?;
-        let stage: PlacementStage<'_> = chain.placement(&recorded, &embedding);
-        Some(Placement::read(&store.need(&stage, by)?)?)
-    } else {
-        None
-    };
+    let recorded = chain.recorded(by, progress)?;
+    let placement = if placed { Some(chain.placed(&recorded, by)?) } else { None };
     Ok((recorded, placement))
 }
 

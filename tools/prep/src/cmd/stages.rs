@@ -170,10 +170,8 @@ pub(crate) fn embedding(args: &LayersArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let chain = args.stage.chain(&mut progress)?;
-    let (windows, prompts) = chain.windows(&mut progress)?;
     let store = &chain.source.store;
-    let recorded = store.need(&chain.activations(&windows, prompts), EmbeddingStage::NAME)?;
-    let recorded = Activations::new(recorded)?;
+    let recorded = chain.recorded(EmbeddingStage::NAME, &mut progress)?;
     let stage = chain.embedding(&recorded);
     let (artifact, outcome) = store.run(&stage, args.layers.clone(), &mut progress)?;
     drop(progress);
@@ -192,10 +190,8 @@ pub(crate) fn placement(args: &LayersArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let chain = args.stage.chain(&mut progress)?;
-    let (windows, prompts) = chain.windows(&mut progress)?;
     let store = &chain.source.store;
-    let recorded = store.need(&chain.activations(&windows, prompts), PlacementStage::NAME)?;
-    let recorded = Activations::new(recorded)?;
+    let recorded = chain.recorded(PlacementStage::NAME, &mut progress)?;
     let embedding = store.need(&chain.embedding(&recorded), PlacementStage::NAME)?;
     let embedding = Embedding::new(embedding)?;
     let stage = chain.placement(&recorded, &embedding);
@@ -223,10 +219,8 @@ pub(crate) fn projection(args: &LayersArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
     let chain = args.stage.chain(&mut progress)?;
-    let (windows, prompts) = chain.windows(&mut progress)?;
     let store = &chain.source.store;
-    let recorded = store.need(&chain.activations(&windows, prompts), ProjectionStage::NAME)?;
-    let recorded = Activations::new(recorded)?;
+    let recorded = chain.recorded(ProjectionStage::NAME, &mut progress)?;
     let stage = chain.projection(&recorded);
     let (artifact, outcome) = store.run(&stage, args.layers.clone(), &mut progress)?;
     drop(progress);

@@ -123,8 +123,7 @@ impl Activations {
             let found = &artifact.description().stage;
             return Err(artifact.fault(format!("is {found}; wanted {}", ActivationsStage::NAME)));
         }
-        let params: Params = serde_json::from_value(artifact.description().params.clone())
-            .map_err(|problem| artifact.fault(problem))?;
+        let params: Params = artifact.params()?;
         params.check().map_err(|problem| artifact.fault(problem))?;
         Ok(Activations { artifact, params })
     }

@@ -99,9 +99,7 @@ impl Stage for BaseStage<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let description = self.activations.artifact().description();
-        let activations = Input { name: description.stage.clone(), key: description.key };
-        vec![self.source.input(), activations]
+        vec![self.source.input(), self.activations.artifact().input()]
     }
 
     fn units(&self) -> u32 {
@@ -130,12 +128,8 @@ pub struct Base {
 impl Base {
     /// Takes an artifact of [`BaseStage`], whole or a share of layers.
     pub fn new(artifact: Artifact) -> Result<Base> {
-        let description = artifact.description();
-        if description.stage != BaseStage::NAME {
-            return Err(artifact.fault(format!("is {}", description.stage)));
-        }
-        let params: Params = serde_json::from_value(description.params.clone())
-            .map_err(|problem| artifact.fault(problem))?;
+        artifact.check_stage(BaseStage::NAME)?;
+        let params: Params = artifact.params()?;
         let layout = params.layout().map_err(|problem| artifact.fault(problem))?;
         Ok(Base { artifact, params, layout })
     }

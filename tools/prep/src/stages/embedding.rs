@@ -119,8 +119,7 @@ impl Stage for EmbeddingStage<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let description = self.activations.artifact().description();
-        vec![Input { name: description.stage.clone(), key: description.key }]
+        vec![self.activations.artifact().input()]
     }
 
     fn units(&self) -> u32 {
@@ -152,12 +151,8 @@ pub struct Embedding {
 impl Embedding {
     /// Takes the artifact of [`EmbeddingStage`], whole or a share of layers.
     pub fn new(artifact: Artifact) -> Result<Embedding> {
-        let description = artifact.description();
-        if description.stage != EmbeddingStage::NAME {
-            return Err(artifact.fault(format!("is {}", description.stage)));
-        }
-        let params: Params = serde_json::from_value(description.params.clone())
-            .map_err(|problem| artifact.fault(problem))?;
+        artifact.check_stage(EmbeddingStage::NAME)?;
+        let params: Params = artifact.params()?;
         Ok(Embedding { artifact, params })
     }
 

@@ -206,9 +206,7 @@ impl Stage for MlpStage<'_> {
 
 /// Reads the baselines of each layer that an artifact of [`MlpStage`] holds.
 pub fn read(artifact: &Artifact) -> Result<Vec<Vec<Baseline>>> {
-    if artifact.description().stage != MlpStage::NAME {
-        return Err(artifact.fault(format!("is {}", artifact.description().stage)));
-    }
+    artifact.check_stage(MlpStage::NAME)?;
     let layer = |layer| {
         let text = artifact.read(RecordId::new(layer, 0))?;
         serde_json::from_slice(&text).map_err(|problem| artifact.fault(problem))

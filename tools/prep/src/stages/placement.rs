@@ -151,11 +151,7 @@ impl Stage for PlacementStage<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let of = |artifact: &Artifact| {
-            let description = artifact.description();
-            Input { name: description.stage.clone(), key: description.key }
-        };
-        vec![of(self.activations.artifact()), of(self.embedding.artifact())]
+        vec![self.activations.artifact().input(), self.embedding.artifact().input()]
     }
 
     fn units(&self) -> u32 {
@@ -190,11 +186,8 @@ impl Placement {
     /// Reads the artifact of [`PlacementStage`], whole or a share of layers.
     pub fn read(artifact: &Artifact) -> Result<Placement> {
         let description = artifact.description();
-        if description.stage != PlacementStage::NAME {
-            return Err(artifact.fault(format!("is {}", description.stage)));
-        }
-        let params: Params = serde_json::from_value(description.params.clone())
-            .map_err(|problem| artifact.fault(problem))?;
+        artifact.check_stage(PlacementStage::NAME)?;
+        let params: Params = artifact.params()?;
         let layer = |layer| {
             let text = artifact.read(RecordId::new(layer, 0))?;
             let mut found: LayerPlacement =

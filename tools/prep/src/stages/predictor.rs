@@ -244,8 +244,7 @@ impl Stage for PredictorStage<'_> {
 
 /// What predictors are learned from.
 pub(crate) fn inputs(activations: &Activations, placement: Option<&Placement>) -> Vec<Input> {
-    let description = activations.artifact().description();
-    let mut inputs = vec![Input { name: description.stage.clone(), key: description.key }];
+    let mut inputs = vec![activations.artifact().input()];
     if let Some(placement) = placement {
         inputs.push(Input { name: PlacementStage::NAME.to_owned(), key: placement.key });
     }
@@ -267,9 +266,7 @@ impl Predictors {
     /// Reads the artifact of [`PredictorStage`], whole or a share of layers.
     pub fn read(artifact: &Artifact) -> Result<Predictors> {
         let description = artifact.description();
-        if description.stage != PredictorStage::NAME {
-            return Err(artifact.fault(format!("is {}", description.stage)));
-        }
+        artifact.check_stage(PredictorStage::NAME)?;
         let layer = |layer| {
             let text = artifact.read(RecordId::new(layer, 0))?;
             let mut found: LayerPredictor =

@@ -195,8 +195,7 @@ impl Stage for ProjectionStage<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let description = self.activations.artifact().description();
-        vec![Input { name: description.stage.clone(), key: description.key }]
+        vec![self.activations.artifact().input()]
     }
 
     fn units(&self) -> u32 {
@@ -234,12 +233,8 @@ pub struct Projection {
 impl Projection {
     /// Takes the artifact of [`ProjectionStage`], whole or a share of layers.
     pub fn new(artifact: Artifact) -> Result<Projection> {
-        let description = artifact.description();
-        if description.stage != ProjectionStage::NAME {
-            return Err(artifact.fault(format!("is {}", description.stage)));
-        }
-        let params: Params = serde_json::from_value(description.params.clone())
-            .map_err(|problem| artifact.fault(problem))?;
+        artifact.check_stage(ProjectionStage::NAME)?;
+        let params: Params = artifact.params()?;
         if params.hidden == 0 || !(1..=params.hidden).contains(&params.kept) {
             return Err(artifact.fault(format!("makes no sense: {params:?}")));
         }

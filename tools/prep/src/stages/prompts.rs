@@ -167,8 +167,7 @@ pub struct Windows {
 impl Windows {
     /// Reads the artifact of [`Prompts`] for a model whose tokens are below `vocab_size`.
     pub fn read(artifact: &Artifact, vocab_size: u32) -> Result<Windows> {
-        let params: Params = serde_json::from_value(artifact.description().params.clone())
-            .map_err(|problem| artifact.fault(problem))?;
+        let params: Params = artifact.params()?;
         let bytes = artifact.read(RecordId::new(0, 0))?;
         let (words, rest) = bytes.as_chunks();
         let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();

@@ -183,9 +183,8 @@ impl Stage for ReuseStage<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let description = self.activations.artifact().description();
         let placement = Input { name: PlacementStage::NAME.to_owned(), key: self.placement.key };
-        vec![Input { name: description.stage.clone(), key: description.key }, placement]
+        vec![self.activations.artifact().input(), placement]
     }
 
     fn units(&self) -> u32 {
@@ -219,11 +218,8 @@ impl Reuse {
     /// Reads the artifact of [`ReuseStage`], whole or a share of layers.
     pub fn read(artifact: &Artifact) -> Result<Reuse> {
         let description = artifact.description();
-        if description.stage != ReuseStage::NAME {
-            return Err(artifact.fault(format!("is {}", description.stage)));
-        }
-        let params: Params = serde_json::from_value(description.params.clone())
-            .map_err(|problem| artifact.fault(problem))?;
+        artifact.check_stage(ReuseStage::NAME)?;
+        let params: Params = artifact.params()?;
         let layer = |layer| {
             let text = artifact.read(RecordId::new(layer, 0))?;
             let mut found: LayerReuse =

@@ -309,9 +309,7 @@ impl Stage for SparsityStage<'_> {
 
 /// The prices in an artifact of [`SparsityStage`].
 pub fn prices(artifact: &Artifact) -> Result<Vec<Price>> {
-    if artifact.description().stage != SparsityStage::NAME {
-        return Err(artifact.fault(format!("is {}", artifact.description().stage)));
-    }
+    artifact.check_stage(SparsityStage::NAME)?;
     let price =
         |id| serde_json::from_slice(&artifact.read(id)?).map_err(|problem| artifact.fault(problem));
     artifact.ids().map(price).collect()
