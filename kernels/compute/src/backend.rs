@@ -174,6 +174,11 @@ pub trait ComputeBackend: Send {
     /// The sum depends on the order of the neurons over all calls since `mlp_input`, not on how they are split into
     /// calls and parts. Ascending it is `mlp`'s.
     fn mlp_blocks(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]);
+    /// Decode, between `mlp_input` and `mlp_output`: the residual with what the FFN has summed so far, stand-ins
+    /// included; hidden. Eq. 2's x~ after the stages that have run; after the last one, `mlp_output`'s result.
+    fn feature(&self, out: &mut [f32]);
+    /// Decode: what each of the neurons would add, |SiLU(gate . h) * (up . h)| * ||down||, without adding it.
+    fn importance(&mut self, layer: LayerId, blocks: &NeuronBlocks<'_>, out: &mut [f32]);
     /// Decode: estimates every neuron's activation a~ = SiLU(g~ . h) * (u~ . h), and the error of going on with it:
     ///
     /// `score = sqrt((a~ * down_error)^2 + (SiLU'(g~ . h) * (u~ . h) * gate_error)^2 + (SiLU(g~ . h) * up_error)^2)`

@@ -8,6 +8,7 @@
 
 mod base;
 mod model;
+use base::Seen;
 pub use base::{Order, Sparse, TinyBase, base_models, check_base};
 pub use model::{Rng, TinyModel, build, models};
 
@@ -93,9 +94,9 @@ pub struct Driver<'a, B> {
     model: &'a TinyModel,
     backend: B,
     cut: Cut,
-    /// How decode runs FFNs, where not all of them; and the scores that it has seen.
+    /// How decode runs FFNs, where not all of them; and what it has seen.
     sparse: Option<Sparse<'a>>,
-    scores: Vec<f32>,
+    seen: Seen,
 }
 
 impl<'a, B: ComputeBackend> Driver<'a, B> {
@@ -116,7 +117,7 @@ impl<'a, B: ComputeBackend> Driver<'a, B> {
             threads,
             kv_cache: model.kv_cache,
         });
-        Driver { model, backend, cut, sparse: None, scores: Vec::new() }
+        Driver { model, backend, cut, sparse: None, seen: Seen::default() }
     }
 
     /// Makes decode run some of the neurons.
@@ -185,7 +186,7 @@ impl<'a, B: ComputeBackend> Driver<'a, B> {
         }
         self.backend.mlp_input(layer);
         match self.sparse.filter(|_| decode) {
-            Some(sparse) => sparse.run(model, &mut self.backend, layer, &mut self.scores),
+            Some(sparse) => sparse.run(model, &mut self.backend, layer, &mut self.seen),
             None => {
                 for (first, blocks) in pieces(extents.ffn.blocks(), self.cut.blocks) {
                     let blocks = model.neuron_blocks(layer, first, blocks);

@@ -42,6 +42,35 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Length of a row of `cols` weights as a vector. Allocates nothing.
+#[must_use]
+pub fn row_norm(dtype: DType, cols: usize, bytes: &[u8]) -> f32 {
+    let mut squares = 0f64;
+    let mut add = |weight: f32| squares += f64::from(weight) * f64::from(weight);
+    let quant_bytes = dtype.row_bytes(cols as u32) as usize
+        - if dtype == DType::F16 { 0 } else { cols / GROUP * 2 };
+    let (quants, scales) = bytes.split_at(quant_bytes);
+    match dtype {
+        DType::F16 => quants.chunks_exact(2).for_each(|pair| add(half_at(pair))),
+        DType::Q8_0 => {
+            for (group, scale) in quants.chunks_exact(GROUP).zip(scales.chunks_exact(2)) {
+                let scale = half_at(scale);
+                group.iter().for_each(|quant| add(scale * f32::from(quant.cast_signed())));
+            }
+        }
+        DType::Q4_0 => {
+            for (group, scale) in quants.chunks_exact(GROUP / 2).zip(scales.chunks_exact(2)) {
+                let scale = half_at(scale);
+                for byte in group {
+                    add(scale * (f32::from(byte & 15) - 8.0));
+                    add(scale * (f32::from(byte >> 4) - 8.0));
+                }
+            }
+        }
+    }
+    squares.sqrt() as f32
+}
+
 fn half_at(pair: &[u8]) -> f32 {
     f16::from_le_bytes([pair[0], pair[1]]).to_f32()
 }

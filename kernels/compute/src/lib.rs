@@ -37,5 +37,5 @@ mod dequantize;
 pub mod reference;
 mod rope;
 
-pub use dequantize::dequantize_row;
+pub use dequantize::{dequantize_row, row_norm};
 pub use rope::{rope_frequencies, rope_turn};

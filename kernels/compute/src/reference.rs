@@ -47,6 +47,15 @@ impl LayerWeights {
         }
         sum
     }
+
+    /// What each neuron adds: |SiLU(gate . h) * (up . h)| * ||down||; ffn.
+    #[must_use]
+    pub fn importance(&self, h: &[f32]) -> Vec<f64> {
+        let (gate, up) = (matvec(&self.gate, h), matvec(&self.up, h));
+        let activations = gate.iter().zip(&up).map(|(g, u)| f64::from(g / (1.0 + (-g).exp()) * u));
+        let downs = self.down.chunks_exact(h.len()).map(|down| dot(down, down).sqrt());
+        activations.zip(downs).map(|(activation, down)| activation.abs() * down).collect()
+    }
 }
 
 /// All matrices of a model.

@@ -32,7 +32,7 @@ pub struct CpuBackend {
     /// Floats of one thread's scratch.
     pub(crate) scratch: usize,
     pub(crate) pass: Current,
-    ffn: Ffn,
+    pub(crate) ffn: Ffn,
 }
 
 /// What a backend is made for.
@@ -63,11 +63,11 @@ pub(crate) struct Current {
 
 /// What has been computed of a layer's FFN beside a base.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ffn {
+pub(crate) struct Ffn {
     /// The layer and the number of neurons whose activations are estimated.
     estimated: Option<(LayerId, usize)>,
     /// Whether there are sums of stand-ins.
-    stand_ins: bool,
+    pub(crate) stand_ins: bool,
 }
 
 /// What the pass is for; the targets are in the buffers.
@@ -268,6 +268,16 @@ impl ComputeBackend for CpuBackend {
     fn mlp_blocks(&mut self, _layer: LayerId, blocks: &[NeuronBlocks<'_>]) {
         assert!(self.pass.decode, "single blocks are for decode");
         self.mlp_one(blocks);
+    }
+
+    fn feature(&self, out: &mut [f32]) {
+        assert!(self.pass.decode, "a feature is one token's");
+        self.feature_one(out);
+    }
+
+    fn importance(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>, out: &mut [f32]) {
+        assert!(self.pass.decode, "importance is one token's");
+        self.importance_one(blocks, out);
     }
 
     fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {

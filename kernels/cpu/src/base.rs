@@ -90,17 +90,17 @@ impl CpuBackend {
                 (ops.low_bit.axpy)(&downs[..count], &codebook, &factors[..count], acc, ahead);
             }
         });
-    }
-
-    /// x += the sums of stand-ins, the first first.
-    pub(crate) fn add_stand_ins(&mut self) {
-        let hidden = self.shape.hidden;
-        let (sum, lanes) = self.buffers.stand_ins.split_at_mut(hidden);
+        // The first accumulator becomes their sum, the first first.
+        let (sum, lanes) = buffers.stand_ins.split_at_mut(hidden);
         for lane in lanes.chunks_exact(hidden) {
             sum.iter_mut().zip(lane).for_each(|(sum, lane)| *sum += lane);
         }
-        for (k, x) in self.buffers.x[..hidden].iter_mut().enumerate() {
-            *x += sum[spread(k)];
+    }
+
+    /// x += the sum of stand-ins.
+    pub(crate) fn add_stand_ins(&mut self) {
+        for k in 0..self.shape.hidden {
+            self.buffers.x[k] += self.buffers.stand_ins[spread(k)];
         }
     }
 }

@@ -1,10 +1,12 @@
 //! One token: every weight is read once, so the kernels only have to keep up with memory.
 
 use crate::backend::{CpuBackend, matrix_row};
+use crate::buffer::SharedMut;
 use crate::memory::LANES;
+use crate::simd::low_bit::spread;
 use crate::simd::{Activations, Ops, QuantBlock, RowOps};
 use ls_bundle::model::DType;
-use ls_compute::{MatrixRows, NeuronBlocks, Projection, ProjectionPart};
+use ls_compute::{MatrixRows, NeuronBlocks, Projection, ProjectionPart, row_norm};
 
 /// Rows of an item of a dense product.
 const ITEM_ROWS: usize = 32;
@@ -87,6 +89,48 @@ impl CpuBackend {
             sum.iter_mut().zip(lane).for_each(|(sum, lane)| *sum += lane);
         }
         self.buffers.x[..hidden].iter_mut().zip(sum).for_each(|(x, sum)| *x += *sum);
+    }
+
+    /// x + accumulators + stand-ins: in the order in which they are added at last, so that the last feature is the
+    /// residual bit for bit.
+    pub(crate) fn feature_one(&self, out: &mut [f32]) {
+        let hidden = self.shape.hidden;
+        let mut lanes = self.buffers.lanes.chunks_exact(hidden);
+        out.copy_from_slice(lanes.next().expect("there are accumulators"));
+        for lane in lanes {
+            out.iter_mut().zip(lane).for_each(|(sum, lane)| *sum += lane);
+        }
+        out.iter_mut().zip(&self.buffers.x[..hidden]).for_each(|(sum, x)| *sum += *x);
+        if self.ffn.stand_ins {
+            for (k, x) in out.iter_mut().enumerate() {
+                *x += self.buffers.stand_ins[spread(k)];
+            }
+        }
+    }
+
+    /// |SiLU(gate . h) * (up . h)| * ||down|| of every neuron. For measuring: it does not hurry.
+    pub(crate) fn importance_one(&mut self, part: &NeuronBlocks<'_>, out: &mut [f32]) {
+        let hidden = self.shape.hidden;
+        assert_eq!(part.hidden as usize, hidden, "width of a neuron");
+        assert_eq!(out.len(), part.neurons as usize, "a number for each neuron");
+        let (ops, buffers) = (self.ops, &mut self.buffers);
+        let h = prepare(ops, [part.dtype], &buffers.h[..hidden], &mut buffers.quants);
+        let rows = ops.rows(part.dtype);
+        let out = SharedMut::new(out);
+        self.pool.run((part.neurons as usize).div_ceil(ITEM_ROWS), &|_, item| {
+            let first = item * ITEM_ROWS;
+            let count = ITEM_ROWS.min(part.neurons as usize - first);
+            // SAFETY: items have disjoint neurons.
+            let out = unsafe { out.slice(first, count) };
+            for (neuron, out) in (first..).zip(out) {
+                let [gate, up, down] = thirds(part.neuron(neuron as u32));
+                let (mut a, mut b) = ([0f32; 1], [0f32; 1]);
+                (rows.dot)(&[gate], h, &mut a, 0);
+                (rows.dot)(&[up], h, &mut b, 0);
+                (ops.swiglu)(&mut a, &b);
+                *out = a[0].abs() * row_norm(part.dtype, hidden, down);
+            }
+        });
     }
 
     /// Rows of the head times the first row of h.
@@ -186,6 +230,12 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// Gate row, up row and down column of a neuron.
+fn thirds(neuron: &[u8]) -> [&[u8]; 3] {
+    let len = neuron.len() / 3;
+    [0, 1, 2].map(|part| &neuron[part * len..][..len])
+}
+
 /// acc += the contributions of a batch, Eq. 1, one neuron after another.
 fn add_neurons(
     rows: &RowOps,
@@ -196,12 +246,8 @@ fn add_neurons(
     ahead: usize,
 ) {
     let count = batch.len;
-    let [gates, ups, downs] = [0, 1, 2].map(|part| {
-        batch.neurons.map(|neuron| {
-            let len = neuron.len() / 3;
-            &neuron[part * len..][..len]
-        })
-    });
+    let [gates, ups, downs] =
+        [0, 1, 2].map(|part| batch.neurons.map(|neuron| thirds(neuron)[part]));
     let (mut gate, mut up) = ([0f32; BATCH], [0f32; BATCH]);
     (rows.dot)(&gates[..count], h, &mut gate, ahead);
     (rows.dot)(&ups[..count], h, &mut up, ahead);

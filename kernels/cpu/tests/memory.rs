@@ -81,6 +81,14 @@ impl ComputeBackend for Frugal {
     fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
         self.call(|backend| backend.estimate(layer, base, tables));
     }
+    fn feature(&self, out: &mut [f32]) {
+        let before = ALLOCATIONS.load(SeqCst);
+        self.0.feature(out);
+        assert_eq!(ALLOCATIONS.load(SeqCst), before, "a call has allocated");
+    }
+    fn importance(&mut self, layer: LayerId, blocks: &NeuronBlocks<'_>, out: &mut [f32]) {
+        self.call(|backend| backend.importance(layer, blocks, out));
+    }
     fn scores(&self) -> &[f32] {
         self.0.scores()
     }

@@ -13,7 +13,7 @@ use crate::limits::{MAX_SECTIONS, MAX_SMALL_BYTES, max_section_bytes};
 pub const MAGIC: [u8; 8] = *b"\x8DLSB\r\n\x1A\n";
 
 /// The newest version that this crate reads. It writes the oldest that knows all of a bundle's sections.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 64;

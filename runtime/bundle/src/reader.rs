@@ -249,7 +249,7 @@ fn find(sections: &[Section], kind: SectionKind) -> Option<Section> {
 
 /// Reads and checks everything but the blocks.
 fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
-    let sections = read_table(&source)?;
+    let (version, sections) = read_table(&source)?;
     let section = |kind| find(&sections, kind).expect("the table holds all required kinds");
     let optional = |kind| find(&sections, kind);
     let gap_bytes = check_gaps(&source, &sections)?;
@@ -265,7 +265,7 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
         validate::check_weights(&weights, &model, data.extent.offset),
     )?;
     let (tables, end) = match optional(SectionKind::Tables) {
-        Some(section) => read_tables(&source, section, &model, end)?,
+        Some(section) => read_tables(&source, section, version, &model, end)?,
         None => (TableMap::default(), end),
     };
     if end.offset.checked_next_multiple_of(header::DATA_ALIGNMENT) != Some(data.extent.end()) {
@@ -316,7 +316,8 @@ fn checked<T>(section: Section, result: Result<T, Flaw>) -> Result<T, Kind> {
     result.map_err(|flaw| Kind::corrupt(section, flaw))
 }
 
-fn read_table(source: &Source) -> Result<Vec<Section>, Kind> {
+/// The format's version and the section table.
+fn read_table(source: &Source) -> Result<(u32, Vec<Section>), Kind> {
     let mut bytes = [0; HEADER_BYTES];
     let available = source.len.min(HEADER_BYTES as u64) as usize;
     source.read_at(0, &mut bytes[..available])?;
@@ -335,7 +336,7 @@ fn read_table(source: &Source) -> Result<Vec<Section>, Kind> {
     }
     let mut table = vec![0; ENTRY_BYTES * header.sections as usize];
     source.read_at(HEADER_BYTES as u64, &mut table)?;
-    header::parse_table(header, &table)
+    Ok((header.version, header::parse_table(header, &table)?))
 }
 
 /// Checks that the bytes between sections, fewer than 4096 each, are zero, and counts them.
@@ -364,10 +365,15 @@ fn decode<T: Coded>(source: &Source, section: Section) -> Result<T, Kind> {
 fn read_tables(
     source: &Source,
     section: Section,
+    version: u32,
     model: &ModelConfig,
     weights_end: WeightsEnd,
 ) -> Result<(TableMap, WeightsEnd), Kind> {
     let tables: TableMap = decode(source, section)?;
+    if let Some(table) = tables.tables.iter().find(|table| table.kind.since() > version) {
+        let flaw = format!("a table of kind {} in a bundle of version {version}", table.kind);
+        return Err(Kind::corrupt(section, flaw));
+    }
     let end = checked(section, validate::check_tables(&tables, model, weights_end))?;
     Ok((tables, end))
 }

@@ -25,6 +25,15 @@ pub enum TableKind {
     BaseScores,
     /// Predicts when a block of the layer will be asked for again (paper, 3.3.3).
     Reuse,
+    /// Scores the layer's blocks as other systems do: a two-layer network as `ls-hash` writes it. Since version 3.
+    Mlp,
+}
+
+impl TableKind {
+    /// The first version of the format that knows this kind.
+    pub(crate) fn since(self) -> u32 {
+        if self == TableKind::Mlp { 3 } else { 2 }
+    }
 }
 
 impl fmt::Display for TableKind {
@@ -34,6 +43,7 @@ impl fmt::Display for TableKind {
             TableKind::Base => "base",
             TableKind::BaseScores => "base scores",
             TableKind::Reuse => "reuse",
+            TableKind::Mlp => "mlp",
         })
     }
 }

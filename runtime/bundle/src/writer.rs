@@ -60,6 +60,8 @@ pub struct BundleWriter {
     /// Bytes of the sections before BlockChecksums.
     small: Vec<Vec<u8>>,
     weights: WeightMap,
+    /// The oldest version of the format that knows all of the parts.
+    version: u32,
     /// All weights in the order of the file, and the next tile or block: index of its weight, its index there.
     order: Vec<Weight>,
     next: (usize, u32),
@@ -82,6 +84,8 @@ impl BundleWriter {
         let LaidOut { weights, tables, small, sections, blocks } = lay_out(parts)?;
         let mut temporary = Temporary::create(final_path)?;
         let data = sections.last().expect("data is always there").extent;
+        let of_sections = sections.iter().map(|section| section.kind.since());
+        let version = of_sections.chain(tables.tables.iter().map(|table| table.kind.since())).max();
         temporary
             .file
             .seek(SeekFrom::Start(data.offset))
@@ -93,6 +97,7 @@ impl BundleWriter {
             small,
             order: weights.weights().chain(tables.weights()).collect(),
             weights,
+            version: version.expect("there are sections"),
             next: (0, 0),
             checksums: Vec::with_capacity(blocks as usize),
             padded: Vec::new(),
@@ -169,7 +174,7 @@ impl BundleWriter {
         let total_len = data.extent.end();
         let table = header::table_to_bytes(&self.sections);
         let header = Header {
-            version: self.sections.iter().map(|s| s.kind.since()).max().unwrap_or(1),
+            version: self.version,
             sections: self.sections.len() as u32,
             total_len,
             table_checksum: checksum::of(&table),

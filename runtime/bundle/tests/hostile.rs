@@ -118,7 +118,7 @@ fn the_forge_itself_changes_nothing() {
 
 #[test]
 fn headers_that_lie() {
-    check(Unsupported, "format version 3", |f| f.header.version = 3);
+    check(Unsupported, "format version 4", |f| f.header.version = 4);
     check(Unsupported, "format version 0", |f| f.header.version = 0);
     check(Corrupt, "unused bytes at 40", |f| f.header.unused[15] = 1);
     check(Corrupt, "section table offset is 4096", |f| f.header.table_offset = 4096);
@@ -285,6 +285,9 @@ fn learned_tables_that_lie() {
     check_tables("the last weight ends at", |t| t.tables[3].len = 1 << 30);
     check_tables("the model has 2 layers", |t| t.tables[3].layer = LayerId(u16::MAX));
     check_tables("there twice", |t| t.tables[1].kind = TableKind::Predictor);
+    check_tables("a table of kind mlp in a bundle of version 2", |t| {
+        t.tables[3].kind = TableKind::Mlp;
+    });
     check_tables("first block is 0", |t| t.tables[0].first_block = BlockId(0));
     for huge in [u64::MAX, 1 << 40, 60_000] {
         check_content("section tables", |f| f.put(Kind::Tables, 0, &huge.to_le_bytes()));

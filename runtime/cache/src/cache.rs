@@ -211,6 +211,12 @@ impl WeightCache {
         (slot != NONE && self.slots[slot as usize].state == State::Resident).then_some(SlotId(slot))
     }
 
+    /// Whether a block is there or on its way. Changes and counts nothing.
+    #[must_use]
+    pub fn holds(&self, block: BlockId) -> bool {
+        self.slot_of[self.blocks.index(block)] != NONE
+    }
+
     /// Slots that hold a block of a layer or wait for one.
     #[must_use]
     pub fn held(&self, layer: LayerId) -> u32 {
@@ -300,8 +306,10 @@ impl WeightCache {
 
     /// The slot will not be filled. Who waits for the block must ask again.
     pub fn abandon(&mut self, loading: Loading) {
-        let slot = &self.slots[loading.slot.0 as usize];
+        let slot = &mut self.slots[loading.slot.0 as usize];
         assert!(slot.state == State::Loading && slot.block == loading.block, "a slot being filled");
+        // It never was there.
+        slot.prefetched = false;
         self.release(loading.slot.0);
     }
 
@@ -334,8 +342,13 @@ impl WeightCache {
     /// Ends a visit: unpinned blocks go, weakest first, until no more stay than may. Blocks still pinned stay, and are
     /// counted at the next visit's end.
     pub fn settle(&mut self) {
-        let scope = self.scope(self.visited);
-        while self.excess(self.visited) > 0 && self.evict_weakest(scope) {}
+        self.trim(self.visited);
+    }
+
+    /// The same for a layer that is not visited: after blocks of it that came late were unpinned.
+    pub fn trim(&mut self, layer: LayerId) {
+        let scope = self.scope(layer);
+        while self.excess(layer) > 0 && self.evict_weakest(scope) {}
     }
 
     /// Where room for a layer's block is made.

@@ -5,16 +5,19 @@
 
 use crate::checker::{Checker, Verify};
 use crate::error::EngineError;
+use crate::flow::Disk;
 use crate::memory::{MemoryPlan, ROW_BUFFERS};
 use crate::program::{self, MAX_PARTS, Program, Source, Step, Walk};
-use crate::sparse::{self, SparseFfn, SparseOptions, Visit};
-use crate::stats::Stats;
+use crate::recording::{Recorder, Recording};
+use crate::sparse::{self, SparseFfn, Visit};
+use crate::stats::{LayerStats, Stats};
 use crate::stream::Stream;
+use crate::system::Columns;
 use ls_bundle::Bundle;
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::{MatrixExtent, WeightMap};
-use ls_cache::{Counts, EvictionPolicy};
+use ls_cache::Counts;
 use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart};
 use ls_io::BlockStore;
 use ls_sync::Slot;
@@ -42,8 +45,17 @@ impl Resident {
 pub struct EngineOptions {
     /// When blocks are checked.
     pub verify: Verify,
-    /// How decode chooses neurons, and which blocks stay in memory; None: all is dense.
-    pub sparse: Option<(SparseOptions, Box<dyn EvictionPolicy>)>,
+    /// How decode treats FFNs; None: all is dense.
+    pub sparse: Option<SparseOptions>,
+}
+
+/// How decode treats FFNs, if not densely.
+#[derive(Clone, Debug)]
+pub struct SparseOptions {
+    /// Who decides what.
+    pub columns: Columns,
+    /// What tokens will want, for choices that know the future.
+    pub recording: Option<Arc<Recording>>,
 }
 
 impl From<Verify> for EngineOptions {
@@ -72,6 +84,7 @@ pub struct Engine {
     pass_tokens: u32,
     position: u32,
     stats: Stats,
+    recorder: Option<Recorder>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -114,10 +127,12 @@ impl Engine {
         }
         let sparse = match sparse.zip(sparse_program) {
             None => None,
-            Some(((options, policy), program)) => {
+            Some((SparseOptions { columns, recording }, program)) => {
                 checker.expect_blocks();
-                let base = sparse::load_base(bundle, options, &mut stream, &checker, progress)?;
-                Some((program, SparseFfn::open(&map, plan, options, policy, base)?))
+                let (recording, stream) = (recording.as_ref(), &mut stream);
+                let policies =
+                    sparse::load(bundle, plan, &columns, recording, stream, &checker, progress)?;
+                Some((program, SparseFfn::open(&map, plan, columns, policies)?))
             }
         };
         let mut loaded = loaded.into_iter();
@@ -146,6 +161,7 @@ impl Engine {
             pass_tokens: plan.pass_tokens,
             position: 0,
             stats,
+            recorder: None,
         })
     }
 
@@ -182,6 +198,34 @@ impl Engine {
             counts += ffn.cache().counts(LayerId(layer as u16));
         }
         Some(counts)
+    }
+
+    /// What happened in each layer, and to its requests for blocks; nothing if decode is dense.
+    pub fn layer_stats(&self) -> impl Iterator<Item = (LayerStats, Counts)> {
+        self.sparse.iter().flat_map(|(_, ffn)| {
+            let counts = |layer: usize| ffn.cache().counts(LayerId(layer as u16));
+            ffn.layers().iter().enumerate().map(move |(layer, stats)| (*stats, counts(layer)))
+        })
+    }
+
+    /// Tokens for which blocks were read ahead, and all that were decoded sparsely.
+    #[must_use]
+    pub fn prefetched_tokens(&self) -> (u64, u64) {
+        self.sparse.as_ref().map_or((0, 0), |(_, ffn)| ffn.prefetched_tokens())
+    }
+
+    /// Records what each token that is decoded from now on wants, until `recording` is full. Allocates.
+    ///
+    /// # Panics
+    /// If decode is not dense.
+    pub fn record(&mut self, recording: Recording) {
+        assert!(self.sparse.is_none(), "the truth is a dense engine's");
+        self.recorder = Some(Recorder::new(&self.map, recording));
+    }
+
+    /// What was recorded.
+    pub fn take_recording(&mut self) -> Option<Recording> {
+        self.recorder.take().map(Recorder::finish)
     }
 
     /// The program, for plans and reports.
@@ -287,6 +331,10 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let walked = self.walk_once(tokens, outputs, decode);
         if walked.is_err() {
+            let Engine { sparse, stream, checker, stats, .. } = self;
+            if let Some((_, ffn)) = sparse {
+                ffn.give_up(&mut Disk { stream, checker, stats });
+            }
             self.stream.abort();
         }
         walked
@@ -305,8 +353,12 @@ impl Engine {
         self.embed(tokens)?;
         let sparse = decode && self.sparse.is_some();
         self.checker.begin(if sparse { SPARSE_WALK } else { DENSE_WALK });
+        if let Some((_, ffn)) = self.sparse.as_mut().filter(|_| sparse) {
+            ffn.begin();
+        }
+        self.recorder.iter_mut().for_each(|recorder| recorder.begin(decode));
         for index in 0..walk(&self.program, self.sparse.as_ref(), sparse).steps.len() {
-            self.stream.pump()?;
+            self.pump(sparse)?;
             let step = walk(&self.program, self.sparse.as_ref(), sparse).steps[index];
             if matches!(outputs, Outputs::None)
                 && matches!(step, Step::HeadInput | Step::Head { .. })
@@ -316,8 +368,18 @@ impl Engine {
             }
             self.step(step, sparse)?;
         }
+        self.recorder.iter_mut().for_each(Recorder::token);
         self.position += count;
         Ok(())
+    }
+
+    /// Keeps the disk busy.
+    fn pump(&mut self, is_sparse: bool) -> Result<(), EngineError> {
+        let Engine { sparse, stream, checker, stats, .. } = self;
+        match sparse.as_mut().filter(|_| is_sparse) {
+            Some((_, ffn)) => ffn.pump(&mut Disk { stream, checker, stats }),
+            None => stream.pump(),
+        }
     }
 
     /// A pass without outputs needs no head, but what the stream has read ahead of it must still be taken.
@@ -357,7 +419,11 @@ impl Engine {
             Step::AttnInput(layer) => self.backend.attn_input(layer),
             Step::Attend(layer) => self.backend.attend(layer),
             Step::MlpInput(layer) => self.backend.mlp_input(layer),
-            Step::MlpOutput(layer) => self.backend.mlp_output(layer),
+            Step::MlpOutput(layer) => {
+                self.backend.mlp_output(layer);
+                let ffn = &self.map.layers[layer.index()].ffn;
+                self.recorder.iter_mut().for_each(|recorder| recorder.layer(layer, ffn));
+            }
             Step::HeadInput => self.backend.head_input(),
             Step::Release(piece) => self.stream.release(piece),
             Step::Project { layer, first, count } => {
@@ -380,13 +446,17 @@ impl Engine {
                 arrive(source, &mut self.stream, &mut self.checker, &mut self.stats)?;
                 let bytes = weights(&self.resident, &self.stream, source);
                 let ffn = &self.map.layers[layer.index()].ffn;
-                self.backend.mlp(layer, &NeuronBlocks::new(ffn, first_block, blocks, bytes));
+                let blocks = NeuronBlocks::new(ffn, first_block, blocks, bytes);
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.blocks(self.backend.as_mut(), layer, &blocks);
+                }
+                self.backend.mlp(layer, &blocks);
             }
             Step::Ffn(layer) => {
                 let Engine { backend, stream, checker, stats, .. } = self;
                 let (_, ffn) = self.sparse.as_mut().expect("a walk of sparse decode");
                 let backend = backend.as_mut();
-                ffn.run(&mut Visit { layer, backend, stream, checker, stats })?;
+                ffn.run(&mut Visit { layer, backend, disk: Disk { stream, checker, stats } })?;
             }
             Step::Head { first_row, rows, source } => {
                 arrive(source, &mut self.stream, &mut self.checker, &mut self.stats)?;

@@ -2,6 +2,7 @@
 
 use crate::memory::BudgetTooSmall;
 use ls_bundle::ids::LayerId;
+use ls_bundle::tables::TableKind;
 
 /// Why the engine stopped. Opaque: callers print it, or ask for its [`kind`](EngineError::kind).
 #[derive(Debug, thiserror::Error)]
@@ -25,11 +26,14 @@ enum Inner {
     #[error("the prompt is empty; this model has no beginning-of-sequence token to start from")]
     EmptyPrompt,
     #[error(
-        "sparse decode needs a bundle with a base: prepare the model with `ls-prep all`, or run it with --system dense"
+        "this system needs a bundle with a table of kind {0}: prepare the model with `ls-prep all`, or choose another \
+         --system"
     )]
-    NoBase,
-    #[error("the base of layer {layer}: {problem}")]
-    BadBase { layer: LayerId, problem: String },
+    MissingTable(TableKind),
+    #[error("the {kind} table of layer {layer}: {problem}")]
+    BadTable { layer: LayerId, kind: TableKind, problem: String },
+    #[error("a system that knows the future needs a recording of it")]
+    NoRecording,
     #[error("the bundle's tokenizer cannot be used: {0}")]
     Tokenizer(String),
 }
@@ -70,12 +74,20 @@ impl EngineError {
         Inner::EmptyPrompt.into()
     }
 
-    pub(crate) fn no_base() -> EngineError {
-        Inner::NoBase.into()
+    pub(crate) fn missing_table(kind: TableKind) -> EngineError {
+        Inner::MissingTable(kind).into()
     }
 
-    pub(crate) fn bad_base(layer: LayerId, problem: impl std::fmt::Display) -> EngineError {
-        Inner::BadBase { layer, problem: problem.to_string() }.into()
+    pub(crate) fn bad_table(
+        layer: LayerId,
+        kind: TableKind,
+        problem: impl std::fmt::Display,
+    ) -> EngineError {
+        Inner::BadTable { layer, kind, problem: problem.to_string() }.into()
+    }
+
+    pub(crate) fn no_recording() -> EngineError {
+        Inner::NoRecording.into()
     }
 
     pub(crate) fn tokenizer(error: impl std::fmt::Display) -> EngineError {
@@ -89,10 +101,11 @@ impl EngineError {
             Inner::Io(_) => EngineErrorKind::Io,
             Inner::Memory(_) => EngineErrorKind::Memory,
             Inner::Budget(_) => EngineErrorKind::Budget,
-            Inner::ContextFull { .. } | Inner::EmptyPrompt | Inner::NoBase => {
-                EngineErrorKind::Request
-            }
-            Inner::Bundle(_) | Inner::Tokenizer(_) | Inner::BadBase { .. } => {
+            Inner::ContextFull { .. }
+            | Inner::EmptyPrompt
+            | Inner::MissingTable(_)
+            | Inner::NoRecording => EngineErrorKind::Request,
+            Inner::Bundle(_) | Inner::Tokenizer(_) | Inner::BadTable { .. } => {
                 EngineErrorKind::Corrupt
             }
         }

@@ -1,131 +1,82 @@
-//! Sparse decode: which neurons of a layer run for a token, and how their weights get into memory.
+//! Sparse decode: the FFN of one layer for one token, as the paper's section 3 has it.
 //!
-//! One visit of a layer, paper sections 3.2.1 and 3.2.2, with the low-bit base as the judge of what runs:
+//! A visit of layer n:
 //!
-//! 1. the base estimates every neuron from the true FFN input, and scores it;
-//! 2. the best blocks are chosen, best first; those that are not in the cache are asked for in that order;
-//! 3. while reads are on their way, what is there runs, and the low-bit copies of all neurons that were not chosen
-//!    stand in for them;
-//! 4. blocks run in the order in which they arrive: the sum does not care (permutation-invariant execution).
+//! 1. *Select* (3.2.2): the blocks that run, best first. With a base they are chosen from the true FFN input, which the
+//!    base sees all neurons of; without one they are what was predicted while layer n - 1 worked, frozen when its last
+//!    stage ended.
+//! 2. *Ask*: blocks that are not in memory are read in the order of their priority ([`Flow`]). Meanwhile the base's
+//!    copies of all other neurons stand in for them.
+//! 3. *Compute* in K stages: blocks run as they arrive, each stage a K-th of them (Eq. 1). The sum does not care about
+//!    the order.
+//! 4. *Refine*: after each stage, if the disk has time, the partial result (Eq. 2) is asked what layer n + 1 will want,
+//!    and that is read ahead until layer n + 1 asks for its blocks itself.
 //!
-//! With `canonical` they run in the order of the file instead, a chunk after another, each when all of it is there: a
-//! token is then the same whatever the timing, and where all neurons run it is the dense engine's, bit for bit.
-//! Memory for blocks is a number of slots that the plan has counted; which blocks stay in them is the cache's business.
-//! Nothing here allocates after `new`.
+//! Attention of layer n + 1 runs between 4 and the next 1, with reads going on: the paper's Interval II. Which of these
+//! things are done, and by whom, is a row of [`Columns`]. With [`Columns::canonical`] blocks run in the order of the file: a
+//! token is then the same whatever the timing, and where all neurons run it is the dense engine's, bit for bit. Nothing
+//! here allocates after `open`.
 
-use crate::checker::Checker;
+mod load;
+mod trial;
+
+pub use load::needs;
+pub(crate) use load::{Policies, load};
+
 use crate::error::EngineError;
-use crate::memory::{MIN_SLOTS, MemoryPlan, SparseNeeds};
-use crate::stats::Stats;
-use crate::stream::Stream;
-use ls_bundle::Bundle;
-use ls_bundle::base::BaseTables;
-use ls_bundle::extent::Extent;
-use ls_bundle::ids::{BlockId, LayerId};
-use ls_bundle::model::{FfnExtent, WeightMap};
-use ls_bundle::tables::TableKind;
-use ls_cache::{Admission, Blocks, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
-use ls_compute::{BaseNeurons, ComputeBackend, NeuronBlocks};
+use crate::flow::{Disk, Flow};
+use crate::memory::MemoryPlan;
+use crate::predictor::{Predictor, float_key};
+use crate::stats::LayerStats;
+use crate::system::{Cadence, Columns, ComputeOrder, LoadOrder, Prefetch, Refiner};
+use load::LayerBase;
+use ls_bundle::ids::LayerId;
+use ls_bundle::model::WeightMap;
+use ls_cache::WeightCache;
+use ls_compute::{ComputeBackend, NeuronBlocks};
 use ls_hash::Selection;
-use ls_sync::Slot;
+use std::time::Instant;
+use trial::Trial;
 
-/// Blocks that one call computes at most.
+/// Blocks that one call computes at most: between calls the disk is looked after.
 const BATCH: usize = 64;
-/// Heap bytes of a block's entries in the books of cache and policy, at most, and of a neuron's in those of a visit.
-const BLOCK_BOOKS: u64 = 64;
-const NEURON_BOOKS: u64 = 48;
-/// What loading a table may take beyond its bytes: a window's two ends, and a page.
-const TABLE_SLACK_BYTES: u64 = 3 * 4096;
-
-/// A layer's base, resident.
-#[derive(Debug)]
-pub(crate) struct LayerBase {
-    /// The records, in file order.
-    pub(crate) records: Slot,
-    /// Where they start.
-    pub(crate) skip: usize,
-    /// What goes with them.
-    pub(crate) tables: BaseTables,
-}
-
-impl LayerBase {
-    /// As a backend takes them.
-    fn view(&self) -> (BaseNeurons<'_>, ls_compute::BaseTables<'_>) {
-        let BaseTables { cols, codebooks, offset, slope, .. } = &self.tables;
-        let [gate, up, down] = *codebooks;
-        let gate_and_up = [gate, up].map(|book| book.expect("checked when it was opened"));
-        let layout = self.tables.layout().expect("checked when it was opened");
-        let len = layout.bytes() * self.tables.neurons() as usize;
-        let records = &self.records.bytes()[self.skip..][..len];
-        let neurons = BaseNeurons::new(records, *cols, gate_and_up, down);
-        let tables = ls_compute::BaseTables {
-            offset,
-            slope,
-            down_error: &self.tables.down_error,
-            gate_error: &self.tables.gate_error,
-            up_error: &self.tables.up_error,
-            constant: &self.tables.constant,
-        };
-        (neurons, tables)
-    }
-}
-
-/// How neurons are chosen and computed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SparseOptions {
-    /// Share of each layer's neurons that run exactly, 0 to 1; rounded up to whole blocks.
-    pub exact_share: f32,
-    /// Whether blocks run in the order of the file.
-    pub canonical: bool,
-}
-
-/// Most slots that are kept free for blocks on their way.
-const MAX_PASSING: u32 = 256;
-
-/// A chosen block that is in memory.
-#[derive(Clone, Copy, Debug)]
-struct Ready {
-    block: u32,
-    slot: SlotId,
-}
 
 /// What a visit works with besides the FFN itself.
 pub(crate) struct Visit<'a> {
     pub(crate) layer: LayerId,
     pub(crate) backend: &'a mut dyn ComputeBackend,
-    pub(crate) stream: &'a mut Stream,
-    pub(crate) checker: &'a mut Checker,
-    pub(crate) stats: &'a mut Stats,
+    pub(crate) disk: Disk<'a>,
 }
 
 /// See the module's documentation.
 pub(crate) struct SparseFfn {
-    options: SparseOptions,
-    ffn: Vec<FfnExtent>,
-    /// One a layer; none if every neuron is to run.
+    columns: Columns,
+    flow: Flow,
+    /// One a layer, if there is a base and not every neuron is to run.
     base: Vec<LayerBase>,
-    cache: WeightCache,
-    /// Slots that no block stays in.
-    passing: usize,
-    /// By slot: its memory; None while it is being read.
-    memory: Vec<Option<Slot>>,
-    /// By slot: the right to fill it, while it is being read.
-    loading: Vec<Option<Loading>>,
+    predictor: Option<Box<dyn Predictor>>,
+    prefetch: Trial,
+    /// Whether blocks are read ahead for the present token.
+    reads_ahead: bool,
     selection: Selection,
-    /// Scores of the layer's blocks, as integers of the same order.
+    /// The selecting keys of the layer's blocks.
     keys: Vec<i32>,
-    /// Chosen blocks in the order in which they are wanted.
+    /// The keys that were predicted last, and for which layer.
+    predicted: Vec<i32>,
+    predicted_for: Option<LayerId>,
+    /// What predictions see; hidden.
+    feature: Vec<f32>,
+    /// Blocks that run, in the order in which they are wanted.
     order: Vec<u32>,
-    /// A bit for each chosen neuron.
+    /// A bit for each neuron of theirs.
     chosen: Vec<u64>,
-    /// Chosen blocks that have no slot yet, the next one last.
-    missing: Vec<u32>,
-    ready: Vec<Ready>,
+    /// By block: where it stands in `order`, if blocks run in that order.
+    places: Vec<u32>,
 }
 
 impl std::fmt::Debug for SparseFfn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SparseFfn").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("SparseFfn").field("columns", &self.columns).finish_non_exhaustive()
     }
 }
 
@@ -134,106 +85,119 @@ impl SparseFfn {
     pub(crate) fn open(
         map: &WeightMap,
         plan: &MemoryPlan,
-        options: SparseOptions,
-        policy: Box<dyn EvictionPolicy>,
-        base: Vec<LayerBase>,
+        columns: Columns,
+        policies: Policies,
     ) -> Result<SparseFfn, EngineError> {
-        let ffn: Vec<FfnExtent> = map.layers.iter().map(|layer| layer.ffn).collect();
-        let mut room = Slot::allocate(plan.slots as usize * plan.slot_bytes as usize)
-            .map_err(EngineError::memory)?;
-        let mut memory = Vec::with_capacity(plan.slots as usize);
-        for _ in 0..plan.slots {
-            let rest = room.split_off(plan.slot_bytes as usize);
-            memory.push(std::mem::replace(&mut room, rest));
-        }
-        // Slots that do not stay are for blocks on their way.
-        let passing = (plan.slots / 8).clamp(MIN_SLOTS, MAX_PASSING).min(plan.slots);
-        let (stay, layers) = (plan.slots - passing, ffn.len() as u32);
-        let kept = (0..layers).map(|layer| stay / layers + u32::from(layer < stay % layers));
-        let ranges = ffn.iter().map(|ffn| ffn.first_block.0..ffn.first_block.0 + ffn.blocks());
-        let cache = WeightCache::new(
-            Blocks::new(ranges.collect()),
-            plan.slots,
-            Sharing::PerLayer(kept.collect()),
-            Admission::Compete,
-            policy,
-        );
-        let blocks = ffn.iter().map(FfnExtent::blocks).max().unwrap_or(0) as usize;
-        let neurons = ffn.iter().map(|ffn| ffn.neurons).max().unwrap_or(0) as usize;
-        let slots = memory.len();
+        let ffn = map.layers.iter().map(|layer| layer.ffn);
+        let blocks = ffn.clone().map(|ffn| ffn.blocks()).max().unwrap_or(0) as usize;
+        let neurons = ffn.clone().map(|ffn| ffn.neurons).max().unwrap_or(0) as usize;
+        let hidden = ffn.map(|ffn| ffn.hidden).max().unwrap_or(0) as usize;
+        let Policies { base, predictor, eviction } = policies;
         Ok(SparseFfn {
-            options,
-            passing: passing as usize,
-            ffn,
+            flow: Flow::open(map, plan, &columns, eviction)?,
             base,
-            cache,
-            memory: memory.into_iter().map(Some).collect(),
-            loading: (0..slots).map(|_| None).collect(),
+            prefetch: Trial::default(),
+            reads_ahead: false,
+            predictor,
             selection: Selection::with_capacity(ls_hash::Kernels::detect(), blocks),
             keys: vec![0; blocks],
+            predicted: vec![0; blocks],
+            predicted_for: None,
+            feature: vec![0.0; hidden],
             order: Vec::with_capacity(blocks),
             chosen: vec![0; neurons.div_ceil(64)],
-            missing: Vec::with_capacity(blocks),
-            ready: Vec::with_capacity(blocks.max(slots)),
+            places: vec![0; blocks],
+            columns,
         })
-    }
-
-    /// Heap bytes of the books, but for those of slots: what a plan has to count.
-    #[must_use]
-    pub(crate) fn book_bytes(ffn: &[FfnExtent]) -> u64 {
-        let blocks: u64 = ffn.iter().map(|ffn| u64::from(ffn.blocks())).sum();
-        let widest = ffn.iter().map(|ffn| u64::from(ffn.neurons)).max().unwrap_or(0);
-        blocks * BLOCK_BOOKS + widest * NEURON_BOOKS
     }
 
     /// The cache's books.
     pub(crate) fn cache(&self) -> &WeightCache {
-        &self.cache
+        self.flow.cache()
+    }
+
+    /// What happened in each layer.
+    pub(crate) fn layers(&self) -> &[LayerStats] {
+        self.flow.layers()
+    }
+
+    /// Tokens for which blocks were read ahead, and all tokens.
+    pub(crate) fn prefetched_tokens(&self) -> (u64, u64) {
+        self.prefetch.tokens()
+    }
+
+    /// A token begins.
+    pub(crate) fn begin(&mut self) {
+        self.predicted_for = None;
+        if let Some(predictor) = &mut self.predictor {
+            predictor.token();
+        }
+        let predicts = self.predictor.is_some() && !self.columns.runs_all();
+        self.reads_ahead = predicts
+            && match self.columns.prefetch {
+                Prefetch::Off => self.prefetch.fixed(false),
+                Prefetch::On => self.prefetch.fixed(true),
+                Prefetch::Auto => self.prefetch.next(Instant::now()),
+            };
+    }
+
+    /// Between steps: keeps the disk busy.
+    pub(crate) fn pump(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
+        self.flow.pump(disk)
     }
 
     /// Runs a layer's FFN for one token; the backend has its input.
     pub(crate) fn run(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
-        let blocks = self.ffn[visit.layer.index()].blocks() as usize;
-        self.choose(visit);
-        let order = std::mem::take(&mut self.order);
-        if order.len() < blocks {
-            let (neurons, tables) = self.base[visit.layer.index()].view();
-            visit.backend.stand_in(visit.layer, &neurons, &tables, &self.chosen);
+        let layer = visit.layer;
+        let blocks = self.flow.ffn(layer).blocks() as usize;
+        self.select(visit);
+        self.flow.ask(layer, &self.order);
+        self.flow.pump(&mut visit.disk)?;
+        if self.order.len() < blocks && !self.base.is_empty() {
+            let (neurons, tables) = self.base[layer.index()].view();
+            visit.backend.stand_in(layer, &neurons, &tables, &self.chosen);
         }
-        self.cache.begin(visit.layer);
-        // A chunk's blocks are all pinned before the first of them runs: there must be slots for them.
-        let chunk = if self.options.canonical { self.passing } else { blocks };
-        let ran = order.chunks(chunk).try_for_each(|chunk| self.chunk(chunk, visit));
-        self.order = order;
-        if ran.is_err() {
-            self.give_up(visit);
+        if self.columns.cadence == Cadence::Layer {
+            self.predict_next(visit);
         }
-        self.cache.settle();
-        ran
+        self.compute(visit)?;
+        if let Some(predictor) = &mut self.predictor {
+            predictor.wanted(layer, &self.order);
+        }
+        self.flow.settle();
+        Ok(())
+    }
+
+    /// After an error: nothing is on its way or in use any more.
+    pub(crate) fn give_up(&mut self, disk: &mut Disk<'_>) {
+        self.flow.give_up(disk);
+        self.flow.settle();
     }
 
     /// Chooses the blocks that run: `order` and `chosen`.
-    fn choose(&mut self, visit: &mut Visit<'_>) {
-        let ffn = &self.ffn[visit.layer.index()];
+    fn select(&mut self, visit: &mut Visit<'_>) {
+        let layer = visit.layer;
+        let ffn = *self.flow.ffn(layer);
         let blocks = ffn.blocks() as usize;
-        // A share like 0.2 is a little more than a fifth: that shall not cost a block.
-        let count = (f64::from(self.options.exact_share) * blocks as f64 - 1e-3).ceil() as usize;
+        let count = self.columns.count(blocks);
         self.order.clear();
         if count >= blocks {
             self.order.extend(0..blocks as u32);
-            return;
-        }
-        let (neurons, tables) = self.base[visit.layer.index()].view();
-        visit.backend.estimate(visit.layer, &neurons, &tables);
-        let keys = &mut self.keys[..blocks];
-        let of_block = visit.backend.scores().chunks(ffn.block_neurons as usize);
-        for (key, scores) in keys.iter_mut().zip(of_block) {
-            // Bits of floats that are not negative are in the order of the floats.
-            *key = scores.iter().map(|score| score * score).sum::<f32>().max(0.0).to_bits() as i32;
-        }
-        self.order.extend_from_slice(self.selection.best(keys, count));
-        if self.options.canonical {
-            self.order.sort_unstable();
+        } else {
+            match self.columns.refiner {
+                Refiner::Base => self.rate(visit),
+                Refiner::None => {
+                    if self.predicted_for != Some(layer) {
+                        // Nothing lies before the first layer: its own input is asked.
+                        self.predict(visit, layer);
+                    }
+                    self.keys[..blocks].copy_from_slice(&self.predicted[..blocks]);
+                }
+            }
+            self.order.extend_from_slice(self.selection.best(&self.keys[..blocks], count));
+            if self.columns.load_order == LoadOrder::Address {
+                self.order.sort_unstable();
+            }
         }
         self.chosen.fill(0);
         for &block in &self.order {
@@ -242,186 +206,113 @@ impl SparseFfn {
                 self.chosen[neuron as usize / 64] |= 1 << (neuron % 64);
             }
         }
-    }
-
-    /// Gets blocks into memory and runs them.
-    fn chunk(&mut self, chunk: &[u32], visit: &mut Visit<'_>) -> Result<(), EngineError> {
-        let first = self.ffn[visit.layer.index()].first_block.0;
-        self.ready.clear();
-        self.missing.clear();
-        for &block in chunk {
-            match self.cache.request(BlockId(first + block)) {
-                Request::Hit(slot) => self.ready.push(Ready { block, slot }),
-                Request::Coming(_) => unreachable!("nothing is read ahead of its request"),
-                Request::Miss => self.missing.push(block),
+        if self.columns.compute_order == ComputeOrder::Loaded {
+            for (place, &block) in (0..).zip(&self.order) {
+                self.places[block as usize] = place;
             }
         }
-        self.missing.reverse();
-        let mut left = chunk.len();
-        while left > 0 {
-            self.submit(visit);
-            if self.options.canonical {
-                if self.ready.len() == chunk.len() {
-                    self.ready.sort_unstable_by_key(|ready| ready.block);
-                    left -= self.compute(visit);
+    }
+
+    /// Keys from the base: the squared errors that going on without a block would make.
+    fn rate(&mut self, visit: &mut Visit<'_>) {
+        let layer = visit.layer;
+        let ffn = self.flow.ffn(layer);
+        let (neurons, tables) = self.base[layer.index()].view();
+        visit.backend.estimate(layer, &neurons, &tables);
+        let of_block = visit.backend.scores().chunks(ffn.block_neurons as usize);
+        // Squares count twice the octaves.
+        let favour = (2.0 * self.columns.cache_bias).exp2();
+        for ((block, key), scores) in (0..).zip(&mut self.keys).zip(of_block) {
+            let squares = scores.iter().map(|score| score * score).sum::<f32>();
+            let favoured = favour > 1.0 && self.flow.holds(layer, block);
+            *key = float_key(if favoured { squares * favour } else { squares });
+        }
+    }
+
+    /// Runs all chosen blocks, stage by stage.
+    fn compute(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
+        let (total, stages) = (self.order.len(), self.columns.stages() as usize);
+        let (mut ran, mut stage) = (0, 0);
+        while stage < stages {
+            let end = total * (stage + 1) / stages;
+            if ran >= end {
+                stage += 1;
+                let predicts = self.columns.cadence == Cadence::Stage;
+                // A prediction that reads nothing and selects nothing is not made.
+                let last = stage == stages && self.columns.refiner == Refiner::None;
+                if predicts && (last || self.reads_ahead && self.flow.has_time()) {
+                    self.predict_next(visit);
                 }
-            } else {
-                left -= self.compute(visit);
-                self.submit(visit);
+                continue;
             }
-            if left > 0 {
-                let went_on = visit.stream.wait_block(visit.stats)?;
-                assert!(went_on, "a block that is waited for is being read, or the disk is busy");
-                self.take(visit)?;
+            self.flow.pump(&mut visit.disk)?;
+            let count = self.runnable(ran).min(end - ran).min(BATCH);
+            if count == 0 {
+                self.flow.wait(&mut visit.disk)?;
+                continue;
             }
+            self.batch(visit, count);
+            ran += count;
         }
         Ok(())
     }
 
-    /// Starts reads for missing blocks, the best first, as far as there are slots and the disk takes them.
-    fn submit(&mut self, visit: &mut Visit<'_>) {
-        let ffn = &self.ffn[visit.layer.index()];
-        while let Some(&block) = self.missing.last() {
-            let (id, extent) = ffn.block(block);
-            let Some(loading) = self.cache.reserve(id) else { return };
-            let slot = loading.slot();
-            let memory = self.memory[slot.0 as usize].take().expect("a free slot has its memory");
-            match visit.stream.submit_block(extent, slot.0, memory) {
-                Ok(()) => self.loading[slot.0 as usize] = Some(loading),
-                Err(memory) => {
-                    self.memory[slot.0 as usize] = Some(memory);
-                    self.cache.abandon(loading);
-                    return;
-                }
+    /// How many of the blocks that are ready may run now, if `ran` have.
+    fn runnable(&mut self, ran: usize) -> usize {
+        match self.columns.compute_order {
+            ComputeOrder::Arrival => self.flow.ready().len(),
+            ComputeOrder::Loaded => {
+                let places = &self.places;
+                self.flow.sort_ready(|block| places[block as usize]);
+                let in_turn = self.flow.ready().iter().zip(ran as u32..);
+                in_turn.take_while(|(ready, turn)| places[ready.block as usize] == *turn).count()
             }
-            self.missing.pop();
         }
     }
 
-    /// Takes the blocks that have arrived.
-    fn take(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
-        let ffn = &self.ffn[visit.layer.index()];
-        while let Some(arrived) = visit.stream.take_block() {
-            let slot = arrived.number as usize;
-            let loading = self.loading[slot].take().expect("the slot was being filled");
-            let memory = self.memory[slot].insert(arrived.memory);
-            let block = loading.block().0 - ffn.first_block.0;
-            let (id, extent) = ffn.block(block);
-            let bytes = &memory.bytes()[visit.stream.skip(extent)..][..extent.len as usize];
-            let checked = match arrived.result {
-                Ok(()) => visit.checker.block(id, bytes),
-                Err(error) => Err(EngineError::io(error)),
-            };
-            if let Err(error) = checked {
-                self.cache.abandon(loading);
-                return Err(error);
-            }
-            let slot = self.cache.publish(loading);
-            self.ready.push(Ready { block, slot });
+    /// Runs the first `count` ready blocks.
+    fn batch(&mut self, visit: &mut Visit<'_>, count: usize) {
+        let ffn = self.flow.ffn(visit.layer);
+        let batch = &self.flow.ready()[..count];
+        let neurons = |ready| {
+            let bytes = self.flow.bytes(visit.disk.stream, ready);
+            NeuronBlocks::new(ffn, ready.block, 1, bytes)
+        };
+        let mut blocks = [neurons(&batch[0]); BATCH];
+        for (block, ready) in blocks.iter_mut().zip(batch) {
+            *block = neurons(ready);
         }
-        Ok(())
+        visit.backend.mlp_blocks(visit.layer, &blocks[..count]);
+        self.flow.ran(count);
     }
 
-    /// Runs all that is ready, and says how many blocks that were.
-    fn compute(&mut self, visit: &mut Visit<'_>) -> usize {
-        let ffn = &self.ffn[visit.layer.index()];
-        for batch in self.ready.chunks(BATCH) {
-            let neurons = |ready: &Ready| {
-                let (_, extent) = ffn.block(ready.block);
-                let memory = self.memory[ready.slot.0 as usize].as_ref();
-                let bytes = memory.expect("a resident block has its memory").bytes();
-                NeuronBlocks::new(ffn, ready.block, 1, &bytes[visit.stream.skip(extent)..])
-            };
-            let mut blocks = [neurons(&batch[0]); BATCH];
-            for (block, ready) in blocks.iter_mut().zip(batch) {
-                *block = neurons(ready);
-            }
-            visit.backend.mlp_blocks(visit.layer, &blocks[..batch.len()]);
+    /// Asks what the layer behind the visited one will want, and has it read ahead.
+    fn predict_next(&mut self, visit: &mut Visit<'_>) {
+        let next = LayerId(visit.layer.0 + 1);
+        let selects = self.columns.refiner == Refiner::None;
+        let behind_the_last = next.index() >= self.flow.layers().len();
+        if behind_the_last || self.columns.runs_all() || !(selects || self.reads_ahead) {
+            return;
         }
-        let ran = self.ready.len();
-        for ready in self.ready.drain(..) {
-            self.cache.unpin(ready.slot);
+        self.predict(visit, next);
+        if self.reads_ahead {
+            let blocks = self.flow.ffn(next).blocks() as usize;
+            let count = self.columns.count(blocks);
+            let best = self.selection.best(&self.predicted[..blocks], count);
+            self.flow.expect(next, best);
         }
-        ran
     }
 
-    /// After an error: waits for what is being read, and unpins everything.
-    fn give_up(&mut self, visit: &mut Visit<'_>) {
-        self.missing.clear();
-        loop {
-            while let Some(arrived) = visit.stream.take_block() {
-                let slot = arrived.number as usize;
-                self.memory[slot] = Some(arrived.memory);
-                self.cache.abandon(self.loading[slot].take().expect("the slot was being filled"));
-            }
-            if visit.stream.blocks_in_flight() == 0 {
-                break;
-            }
-            // The first error is the one that is told; each call takes one read at least.
-            let _ = visit.stream.wait_block(visit.stats);
-        }
-        for ready in self.ready.drain(..) {
-            self.cache.unpin(ready.slot);
-        }
+    /// `predicted` for a layer, from the present residual.
+    fn predict(&mut self, visit: &mut Visit<'_>, target: LayerId) {
+        let since = Instant::now();
+        let blocks = self.flow.ffn(target).blocks() as usize;
+        let predictor = self.predictor.as_mut().expect("a system that chooses has a predictor");
+        visit.backend.feature(&mut self.feature);
+        predictor.predict(target, &self.feature, &mut self.predicted[..blocks]);
+        self.predicted_for = Some(target);
+        let stats = self.flow.layer_stats(target);
+        stats.predictions += 1;
+        stats.predicting += since.elapsed();
     }
-}
-
-/// What sparse decode of a bundle needs in memory besides slots.
-///
-/// # Errors
-/// If the bundle has no base, and not every neuron is to run.
-pub fn needs(bundle: &Bundle, options: SparseOptions) -> Result<SparseNeeds, EngineError> {
-    let config = bundle.model();
-    let ffn: Vec<FfnExtent> = bundle.weights().layers.iter().map(|layer| layer.ffn).collect();
-    let seen_bytes = u64::from(bundle.block_count().div_ceil(64)) * 8;
-    let book_bytes = SparseFfn::book_bytes(&ffn) + seen_bytes;
-    let mut table_bytes = 0;
-    if options.exact_share < 1.0 {
-        let scores = BaseTables::bytes(config.ffn_hidden, config.hidden);
-        for layer in config.layer_ids() {
-            let base = bundle.tables().find(layer, TableKind::Base);
-            let base = base.ok_or_else(EngineError::no_base)?;
-            // Read through aligned windows, into whole pages.
-            table_bytes += base.extent().len + TABLE_SLACK_BYTES + scores;
-        }
-    }
-    Ok(SparseNeeds { table_bytes, book_bytes })
-}
-
-/// Loads the base of every layer, unless all neurons are to run anyway.
-pub(crate) fn load_base(
-    bundle: &Bundle,
-    options: SparseOptions,
-    stream: &mut Stream,
-    checker: &Checker,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Vec<LayerBase>, EngineError> {
-    let config = bundle.model();
-    if options.exact_share >= 1.0 {
-        return Ok(Vec::new());
-    }
-    let find = |layer| bundle.tables().find(layer, TableKind::Base).copied();
-    let extents: Vec<_> = config
-        .layer_ids()
-        .map(|layer| find(layer).ok_or_else(EngineError::no_base))
-        .collect::<Result<_, _>>()?;
-    let places: Vec<Extent> = extents.iter().map(|table| table.extent()).collect();
-    let loaded = stream.load(&places, progress)?;
-    let mut base = Vec::with_capacity(loaded.len());
-    for ((table, (records, skip)), layer) in extents.iter().zip(loaded).zip(config.layer_ids()) {
-        checker.resident(table.extent(), &records.bytes()[skip..])?;
-        let scores =
-            bundle.read_table(layer, TableKind::BaseScores).map_err(EngineError::bundle)?;
-        let scores = scores.ok_or_else(EngineError::no_base)?;
-        let tables = BaseTables::from_bytes(&scores, config.ffn_hidden, config.hidden);
-        let tables = tables.map_err(|problem| EngineError::bad_base(layer, problem))?;
-        let layout = tables.layout().expect("checked above");
-        let wanted = layout.bytes() as u64 * u64::from(config.ffn_hidden);
-        if table.len != wanted || tables.codebooks[..2].contains(&None) {
-            let problem = format!("{} bytes of records, {wanted} are wanted", table.len);
-            return Err(EngineError::bad_base(layer, problem));
-        }
-        base.push(LayerBase { records, skip, tables });
-    }
-    Ok(base)
 }

@@ -24,3 +24,18 @@ pub struct Stats {
     /// Time of loading.
     pub load: Duration,
 }
+
+/// What sparse decode did in one layer. Hits and misses are counted by the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerStats {
+    /// Bytes read because they were wanted.
+    pub wanted_bytes: u64,
+    /// Bytes read ahead.
+    pub expected_bytes: u64,
+    /// Computation waited this long for reads.
+    pub stalled: Duration,
+    /// Time in predictions for this layer.
+    pub predicting: Duration,
+    /// Predictions made for it.
+    pub predictions: u64,
+}

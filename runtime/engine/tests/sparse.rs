@@ -6,12 +6,15 @@ mod sample;
 
 use counting::allocations;
 use ls_bundle::Bundle;
-use ls_bundle::ids::ByteCount;
-use ls_cache::{Blocks, EvictionPolicy, policy};
+use ls_bundle::ids::{ByteCount, LayerId};
+use ls_bundle::tables::TableKind;
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
-use ls_engine::sparse::{self, SparseOptions};
-use ls_engine::{Engine, EngineError, EngineErrorKind, EngineOptions, Verify};
+use ls_engine::sparse;
+use ls_engine::system::{Columns, Eviction, Prefetch, System};
+use ls_engine::{
+    Engine, EngineError, EngineErrorKind, EngineOptions, Recording, SparseOptions, Verify,
+};
 use ls_io::{Alignment, Faults, SimOptions, SimStore};
 use sample::{config, write_based_bundle};
 use std::sync::Arc;
@@ -32,20 +35,29 @@ struct Case {
     canonical: bool,
     weight_cache: f64,
     threads: usize,
-    policy: MakePolicy,
+    policy: Eviction,
+    prefetch: Prefetch,
+    system: System,
 }
 
-type MakePolicy = fn(&Blocks) -> Box<dyn EvictionPolicy>;
-
-const POLICIES: [MakePolicy; 4] = [
-    |_| Box::new(policy::Nothing),
-    |blocks| Box::new(policy::Lru::new(blocks)),
-    |blocks| Box::new(policy::Lfu::new(blocks)),
-    |blocks| Box::new(policy::Ema::new(blocks, 0.9)),
+const POLICIES: [Eviction; 6] = [
+    Eviction::None,
+    Eviction::Lru,
+    Eviction::Lfu,
+    Eviction::Ema,
+    Eviction::Reuse,
+    Eviction::HotPinned,
 ];
 
-const CASE: Case =
-    Case { exact_share: 0.3, canonical: true, weight_cache: 0.6, threads: 2, policy: POLICIES[3] };
+const CASE: Case = Case {
+    exact_share: 0.3,
+    canonical: true,
+    weight_cache: 0.6,
+    threads: 2,
+    policy: Eviction::Ema,
+    prefetch: Prefetch::On,
+    system: System::LeanStreamBase,
+};
 
 fn seeded(seed: u64) -> SimOptions {
     let alignment = Alignment { offset: 512, memory: 512 };
@@ -63,8 +75,33 @@ impl Sample {
     }
 
     fn open(&self, case: &Case, disk: SimOptions, sparse: bool) -> Result<Engine, EngineError> {
+        let columns = Columns::of(case.system, case.exact_share).unwrap();
+        let columns = if case.canonical { columns.canonical() } else { columns };
+        let columns = Columns { eviction: case.policy, prefetch: case.prefetch, ..columns };
+        self.open_with(sparse.then_some(SparseOptions { columns, recording: None }), case, disk)
+    }
+
+    fn open_columns(
+        &self,
+        columns: Columns,
+        recording: Option<&Arc<Recording>>,
+        case: &Case,
+        disk: SimOptions,
+    ) -> Result<Engine, EngineError> {
+        let recording = recording.map(Arc::clone);
+        self.open_with(Some(SparseOptions { columns, recording }), case, disk)
+    }
+
+    fn open_with(
+        &self,
+        sparse: Option<SparseOptions>,
+        case: &Case,
+        disk: SimOptions,
+    ) -> Result<Engine, EngineError> {
         let bundle = &self.bundle;
-        let options = SparseOptions { exact_share: case.exact_share, canonical: case.canonical };
+        let needs = |options: &SparseOptions| {
+            sparse::needs(bundle, &options.columns, options.recording.as_deref()).unwrap()
+        };
         let request = PlanRequest {
             budget: Budget::WeightCache(case.weight_cache),
             fixed: ByteCount::ZERO,
@@ -73,7 +110,7 @@ impl Sample {
             alignment: disk.alignment,
             request_bytes: 30_000,
             depth: 3,
-            sparse: sparse.then(|| sparse::needs(bundle, options).unwrap()),
+            sparse: sparse.as_ref().map(needs),
         };
         let none = |_, _| BackendBytes::default();
         let plan = MemoryPlan::fit(&request, bundle.model(), bundle.weights(), &none)?;
@@ -86,10 +123,6 @@ impl Sample {
             kernels: Kernels::detect(),
         };
         let backend = CpuBackend::new(bundle.model(), bundle.vectors().clone(), &cpu).unwrap();
-        let ffn = bundle.weights().layers.iter().map(|layer| layer.ffn);
-        let ranges = ffn.map(|ffn| ffn.first_block.0..ffn.first_block.0 + ffn.blocks());
-        let blocks = Blocks::new(ranges.collect());
-        let sparse = sparse.then(|| (options, (case.policy)(&blocks)));
         let options = EngineOptions { verify: Verify::First, sparse };
         let store = Box::new(SimStore::new(self.bytes.clone(), disk));
         Engine::open(bundle, &plan, options, store, Box::new(backend), &mut |_| {})
@@ -111,17 +144,26 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
+const SYSTEMS: [System; 5] = [
+    System::DejaVu,
+    System::DejaVuPlus,
+    System::PowerInfer2,
+    System::LeanStream,
+    System::LeanStreamBase,
+];
+
 #[test]
 fn with_all_neurons_logits_are_the_dense_engines() {
     for block_neurons in [1, 2, 3] {
         let sample = Sample::new(block_neurons);
         let dense = bits(&sample.run(&CASE, seeded(0), false).unwrap());
-        for seed in 0..16 {
+        for seed in 0..20 {
             let case = Case {
                 exact_share: 1.0,
-                weight_cache: f64::from(seed as u32) / 16.0,
+                weight_cache: f64::from(seed as u32) / 20.0,
                 threads: 1 + seed as usize % 4,
-                policy: POLICIES[seed as usize % 4],
+                policy: POLICIES[seed as usize % 6],
+                system: SYSTEMS[seed as usize % 5],
                 ..CASE
             };
             let found = sample.run(&case, seeded(seed), true).unwrap();
@@ -131,18 +173,25 @@ fn with_all_neurons_logits_are_the_dense_engines() {
 }
 
 #[test]
-fn canonical_logits_depend_on_nothing_but_the_share() {
+fn canonical_logits_depend_on_nothing_but_who_chooses_how_many() {
     let sample = Sample::new(1);
     let mut before = Vec::new();
-    for exact_share in [0.0, 0.1, 0.5] {
-        let first = Case { exact_share, ..CASE };
+    for (exact_share, system) in [
+        (0.0, System::LeanStreamBase),
+        (0.1, System::LeanStreamBase),
+        (0.5, System::LeanStreamBase),
+        (0.4, System::LeanStream),
+        (0.4, System::PowerInfer2),
+    ] {
+        let first = Case { exact_share, system, ..CASE };
         let wanted = bits(&sample.run(&first, seeded(0), true).unwrap());
-        assert_ne!(wanted, before, "the share matters");
-        for seed in 1..12 {
+        assert_ne!(wanted, before, "share and system matter");
+        for seed in 1..15 {
             let case = Case {
-                weight_cache: 0.3 + f64::from(seed as u32) / 16.0,
+                weight_cache: 0.3 + f64::from(seed as u32) / 20.0,
                 threads: 1 + seed as usize % 4,
-                policy: POLICIES[seed as usize % 4],
+                policy: POLICIES[seed as usize % 6],
+                prefetch: [Prefetch::Off, Prefetch::On, Prefetch::Auto][seed as usize % 3],
                 ..first
             };
             let found = bits(&sample.run(&case, seeded(seed), true).unwrap());
@@ -172,7 +221,7 @@ fn a_fault_gives_a_retry_or_an_error_never_a_wrong_token() {
     let (mut passed, mut failed) = (0, 0);
     for seed in 0..120 {
         let faults = Faults { eio_per_mille: 20, short_per_mille: 50, ..Faults::default() };
-        let case = Case { weight_cache: 0.4, policy: POLICIES[seed as usize % 4], ..CASE };
+        let case = Case { weight_cache: 0.4, policy: POLICIES[seed as usize % 6], ..CASE };
         match sample.run(&case, SimOptions { faults, ..seeded(seed) }, true) {
             Ok(found) => {
                 assert!(bits(&found) == wanted, "seed {seed}");
@@ -223,7 +272,7 @@ fn a_damaged_neuron_never_becomes_a_token() {
     // A prompt of one token: read densely, and checked there.
     let error = engine.prefill(&[1], 0).unwrap_err();
     assert!(error.to_string().contains("layer 1 ffn block 17"), "{error}");
-    let base = sample.bundle.tables().tables[2];
+    let base = sample.bundle.tables().find(LayerId(1), TableKind::Base).unwrap();
     let faults = Faults { flipped_bytes: vec![base.offset + 100], ..Faults::default() };
     let error = sample.open(&CASE, SimOptions { faults, ..seeded(1) }, true).unwrap_err();
     assert_eq!(error.kind(), EngineErrorKind::Corrupt);
@@ -233,8 +282,10 @@ fn a_damaged_neuron_never_becomes_a_token() {
 #[test]
 fn decoding_does_not_allocate() {
     let sample = Sample::new(2);
-    for (exact_share, canonical) in [(0.3, false), (0.3, true), (1.0, true), (0.0, false)] {
-        let case = Case { exact_share, canonical, threads: 1, ..CASE };
+    let cases = [(0.3, false), (0.3, true), (1.0, true), (0.0, false)];
+    for ((exact_share, canonical), system) in cases.into_iter().cycle().zip(SYSTEMS) {
+        let case =
+            Case { exact_share, canonical, threads: 1, system, policy: Eviction::Reuse, ..CASE };
         let mut engine = sample.open(&case, seeded(5), true).unwrap();
         engine.prefill(&[1, 2, 3], 0).unwrap();
         engine.decode(4, 0).unwrap();
@@ -250,7 +301,8 @@ fn decoding_does_not_allocate() {
 #[test]
 fn what_is_read_is_what_the_cache_missed() {
     let sample = Sample::new(1);
-    let case = Case { exact_share: 0.2, canonical: false, weight_cache: 0.9, ..CASE };
+    let (prefetch, weight_cache) = (Prefetch::Off, 0.9);
+    let case = Case { exact_share: 0.2, canonical: false, weight_cache, prefetch, ..CASE };
     let mut engine = sample.open(&case, seeded(2), true).unwrap();
     engine.prefill(&[1, 2, 3], 0).unwrap();
     let before = engine.bytes_read();
@@ -268,4 +320,62 @@ fn what_is_read_is_what_the_cache_missed() {
     let least = (after.misses - misses) * ffn.block_stride();
     // Windows of 512 bytes; the dense tensors are resident at this budget.
     assert!(read >= least && read <= least + (after.misses - misses) * 1024, "{read}, {least}");
+}
+
+#[test]
+fn what_is_read_ahead_is_counted_apart() {
+    let sample = Sample::new(1);
+    let case = Case { exact_share: 0.2, canonical: false, weight_cache: 0.5, ..CASE };
+    let mut engine = sample.open(&case, seeded(2), true).unwrap();
+    engine.prefill(&[1, 2, 3], 0).unwrap();
+    for token in 0..20 {
+        engine.decode(token * 7, 0).unwrap();
+    }
+    let layers: Vec<_> = engine.layer_stats().collect();
+    let block = sample.bundle.weights().layers[0].ffn.block_stride();
+    assert_eq!(layers.len(), 3);
+    assert_eq!(layers[0].0.expected_bytes, 0, "nothing lies before the first layer");
+    for (stats, counts) in &layers[1..] {
+        assert!(stats.predictions > 0 && stats.expected_bytes > 0, "{stats:?}");
+        assert!(counts.prefetch_hits > 0, "{counts:?}");
+        let ahead = stats.expected_bytes / block;
+        // What was read ahead was asked for, went unused, or is still there.
+        assert!(counts.prefetch_hits + counts.prefetched_in_vain <= ahead, "{counts:?} of {ahead}");
+        assert_eq!(stats.wanted_bytes / block, counts.misses, "{stats:?} {counts:?}");
+    }
+}
+
+#[test]
+fn who_knows_the_future_reads_no_block_twice_too_often() {
+    let sample = Sample::new(1);
+    let columns = Columns::of(System::Oracle, 0.3).unwrap();
+    let weights = sample.bundle.weights();
+    let mut dense = sample.open(&CASE, seeded(0), false).unwrap();
+    dense.prefill(&[1, 2, 3], 0).unwrap();
+    dense.record(Recording::with_capacity(weights, 20, |blocks| columns.count(blocks)));
+    for token in 0..25 {
+        dense.decode(token * 7, 0).unwrap();
+    }
+    let recording = Arc::new(dense.take_recording().unwrap());
+    assert!(recording.is_full());
+    let misses = |eviction, prefetch| {
+        let columns = Columns { eviction, prefetch, ..columns };
+        let mut engine = sample.open_columns(columns, Some(&recording), &CASE, seeded(1)).unwrap();
+        engine.prefill(&[1, 2, 3], 0).unwrap();
+        for token in 0..20 {
+            engine.decode(token * 7, 0).unwrap();
+        }
+        let counts = engine.cache_counts().unwrap();
+        let blocks = columns.count(weights.layers[0].ffn.blocks() as usize) as u64;
+        assert_eq!(counts.requests(), 3 * 20 * blocks, "what was recorded runs");
+        assert_eq!(engine.layer_stats().map(|(s, _)| s.predictions).min(), Some(20));
+        counts
+    };
+    let best = misses(Eviction::Belady, Prefetch::Off).misses;
+    for eviction in [Eviction::None, Eviction::Lru, Eviction::Ema, Eviction::Reuse] {
+        let other = misses(eviction, Prefetch::Off).misses;
+        assert!(best < other, "{best} misses by knowing the future, {other} by {eviction:?}");
+    }
+    let ahead = misses(Eviction::Belady, Prefetch::On);
+    assert!(ahead.prefetch_hits > 0 && ahead.misses < best, "{ahead:?}");
 }

@@ -8,13 +8,14 @@
 //!
 //! Every path but the one with f32 hyperplanes is integers from the rounded feature on, and gives the same bits on every
 //! instruction set; `simd/scalar.rs` is the definition. Training, which needs derivatives, is elsewhere; so is what is
-//! done with the scores, but for [`Selection`], which puts the best blocks in order.
+//! done with the scores, but for [`Selection`], which puts the best blocks in order. [`Mlp`] is what others predict with.
 
 pub mod bits;
 mod error;
 mod head;
 mod input;
 mod layer;
+mod mlp;
 mod quantiles;
 mod select;
 mod signals;
@@ -26,6 +27,7 @@ pub use error::{ErrorClass, HashError};
 pub use head::{BlockCode, BlockHead, Head, MAX_LEVEL};
 pub use input::{Input, Scaling};
 pub use layer::{BinaryHash, F32_SIGN_MARGIN, PlaneBits, PlaneWeights, Planes, Table};
+pub use mlp::{Mlp, MlpScratch, MlpTables, MlpWeights};
 pub use quantiles::Quantiles;
 pub use select::Selection;
 pub use signals::{SignalTables, Signals};

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::system::PolicyArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ls_bundle::ids::ByteCount;
 use ls_engine::memory::Budget;
@@ -50,43 +51,6 @@ pub(crate) enum EvalCommand {
     Perplexity(PerplexityArgs),
 }
 
-/// Which policies run the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SystemChoice {
-    /// All neurons, always.
-    Dense,
-    /// In decode the resident low-bit base scores all neurons; the best run exactly, streamed, and the base stands in
-    /// for the others.
-    #[value(name = "leanstream+base")]
-    Based,
-}
-
-/// Which streamed blocks stay in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum EvictionChoice {
-    /// None: each is read when it is needed.
-    None,
-    /// Those used last.
-    Lru,
-    /// Those used most often.
-    Lfu,
-    /// Those used most in recent tokens, by a moving average.
-    Ema,
-}
-
-impl EvictionChoice {
-    /// As on the command line.
-    #[must_use]
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            EvictionChoice::None => "none",
-            EvictionChoice::Lru => "lru",
-            EvictionChoice::Lfu => "lfu",
-            EvictionChoice::Ema => "ema",
-        }
-    }
-}
-
 /// How results are accumulated and where the model runs: common to all commands that run it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RunArgs {
@@ -108,18 +72,8 @@ pub(crate) struct RunArgs {
     /// Number format of the KV cache; q8_0 takes about half the memory of f16.
     #[arg(long, value_enum, default_value = "f16")]
     pub(crate) kv_cache: KvChoice,
-    /// Policies: which weights run, are fetched and stay. [default: what the bundle was prepared for]
-    #[arg(long, value_enum)]
-    pub(crate) system: Option<SystemChoice>,
-    /// Share of each layer's neurons that is left to the base (80%). [default: the bundle's, or 80%]
-    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    pub(crate) sparsity: Option<f64>,
-    /// Which streamed blocks stay in memory.
-    #[arg(long, value_enum, default_value = "ema")]
-    pub(crate) eviction: EvictionChoice,
-    /// Accumulate in canonical order: the same bits whatever threads, budget or timing. Dense always does.
-    #[arg(long)]
-    pub(crate) canonical: bool,
+    #[command(flatten)]
+    pub(crate) policies: PolicyArgs,
     /// How the bundle is read.
     #[arg(long, value_enum, default_value = "auto", hide_short_help = true)]
     pub(crate) io: IoChoice,
@@ -282,6 +236,10 @@ pub(crate) struct BenchArgs {
     /// Tokens to decode.
     #[arg(short, long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) n_predict: u32,
+    /// Take prompt and continuation from this text, so that all systems decode the same tokens. [default: a sentence,
+    /// repeated, and what the model makes of it]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
     /// Repetitions; one line each.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reps: u32,
@@ -326,7 +284,7 @@ fn parse_bytes(text: &str) -> Result<ByteCount, String> {
     Ok(ByteCount(bytes as u64))
 }
 
-fn parse_share(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     let (number, scale) = text.strip_suffix('%').map_or((text, 1.0), |t| (t, 100.0));
     match number.trim().parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&(share / scale)) => Ok(share / scale),
@@ -341,7 +299,7 @@ fn parse_float(text: &str, fits: impl Fn(f32) -> bool, what: &str) -> Result<f32
         .ok_or(format!("{text:?} is not {what}"))
 }
 
-fn parse_non_negative(text: &str) -> Result<f32, String> {
+pub(crate) fn parse_non_negative(text: &str) -> Result<f32, String> {
     parse_float(text, |x| x >= 0.0, "a number of at least 0")
 }
 

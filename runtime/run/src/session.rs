@@ -2,15 +2,16 @@
 
 use crate::args::{IoChoice, KvChoice, RunArgs, VerifyChoice};
 use crate::disk::{self, Shape};
-use crate::system::System;
+use crate::system::{PolicyArgs, System};
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
 use ls_engine::sparse;
+use ls_engine::system::{Columns, System as Row};
 use ls_engine::tokenizer::{LOAD_PEAK_FACTOR, Tokenizer};
-use ls_engine::{Engine, EngineError, EngineOptions, Verify};
+use ls_engine::{Engine, EngineError, EngineOptions, Recording, SparseOptions, Verify};
 use ls_io::{BlockStore, Prefer, StoreOptions};
 use std::sync::Arc;
 
@@ -31,6 +32,8 @@ pub(crate) struct Session {
     pub(crate) threads: usize,
     /// Policies.
     pub(crate) system: System,
+    /// What tokens will want, for policies that know the future.
+    pub(crate) recording: Option<Arc<Recording>>,
     args: RunArgs,
     store: Box<dyn BlockStore>,
 }
@@ -75,8 +78,9 @@ impl Session {
             Some(threads) => usize::from(threads),
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        let system = System::of(args, &bundle);
-        Ok(Session { bundle, threads, system, args: args.clone(), store: opened.store })
+        let system = System::of(&args.policies, &bundle);
+        let (args, store) = (args.clone(), opened.store);
+        Ok(Session { bundle, threads, system, recording: None, args, store })
     }
 
     /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
@@ -97,6 +101,33 @@ impl Session {
         drop(tokenizer);
         ls_sync::release_free_memory();
         Ok(result)
+    }
+
+    /// If the policies know the future, finds it out: `script` decodes `tokens` tokens on a dense engine, which is gone
+    /// when this returns.
+    pub(crate) fn look_ahead(
+        &mut self,
+        workload: Workload,
+        tokens: usize,
+        script: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let Some(columns) = self.system.columns.filter(Columns::knows_the_future) else {
+            return Ok(());
+        };
+        let mut args = self.args.clone();
+        args.policies = PolicyArgs::default();
+        args.policies.system = Some(Row::Dense);
+        let dense = Session::open(&args)?;
+        let recording =
+            Recording::with_capacity(self.bundle.weights(), tokens, |blocks| columns.count(blocks));
+        let plan = dense.plan(workload)?;
+        let (_bundle, mut engine) = dense.start(&plan, workload)?;
+        engine.record(recording);
+        script(&mut engine)?;
+        self.recording = engine.take_recording().map(Arc::new);
+        drop(engine);
+        ls_sync::release_free_memory();
+        Ok(())
     }
 
     /// What will be resident and what streamed.
@@ -148,9 +179,11 @@ impl Session {
             alignment: self.store.alignment(),
             request_bytes: shape.request_bytes,
             depth: shape.depth,
-            sparse: match self.system {
-                System::Dense => None,
-                System::Based { options, .. } => Some(sparse::needs(&self.bundle, options)?),
+            sparse: match &self.system.columns {
+                None => None,
+                Some(columns) => {
+                    Some(sparse::needs(&self.bundle, columns, self.recording.as_deref())?)
+                }
             },
         })
     }
@@ -197,7 +230,9 @@ impl Session {
             VerifyChoice::First => Verify::First,
             VerifyChoice::Always => Verify::Always,
         };
-        let options = EngineOptions { verify, sparse: self.system.policies(&self.bundle) };
+        let recording = self.recording;
+        let sparse = self.system.columns.map(|columns| SparseOptions { columns, recording });
+        let options = EngineOptions { verify, sparse };
         let (bundle, backend) = (Arc::new(self.bundle), Box::new(backend));
         let progress_of = &mut |bytes| progress.add(bytes);
         let engine = Engine::open(&bundle, plan, options, self.store, backend, progress_of)?;

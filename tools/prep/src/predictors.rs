@@ -12,7 +12,7 @@ mod refine;
 
 pub use free::{Ema, Frequency};
 pub use hash::PackedScorer;
-pub use mlp::{MlpScorer, MlpTables, Weights};
+pub use mlp::{MlpScorer, read as read_mlp};
 pub use refine::{Refinement, refinement};
 
 use crate::error::{PrepError, Result};

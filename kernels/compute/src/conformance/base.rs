@@ -120,6 +120,17 @@ fn round_row(weights: &[f32], codebook: &Codebook, bytes: &mut Vec<u8>) {
     pack_row(codebook.bits(), &codes, &scales, &mut bytes[start..]);
 }
 
+/// What sparse decode tells besides logits, layer after layer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// Of the base.
+    pub(super) scores: Vec<f32>,
+    /// What each FFN has added to the feature.
+    sums: Vec<f32>,
+    /// Of all neurons.
+    importance: Vec<f32>,
+}
+
 /// In which order the blocks of a layer run.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
@@ -151,12 +162,19 @@ impl Sparse<'_> {
         model: &TinyModel,
         backend: &mut B,
         layer: LayerId,
-        scores: &mut Vec<f32>,
+        seen: &mut Seen,
     ) {
         let (base, tables) = self.base.layer(layer);
         let chosen = &self.chosen[layer.index()];
+        let hidden = model.config.hidden as usize;
+        let feature = |backend: &B| {
+            let mut feature = vec![f32::NAN; hidden];
+            backend.feature(&mut feature);
+            feature
+        };
+        let before = feature(backend);
         backend.estimate(layer, &base, &tables);
-        scores.extend_from_slice(backend.scores());
+        seen.scores.extend_from_slice(backend.scores());
         if self.stand_ins_first {
             backend.stand_in(layer, &base, &tables, chosen);
         }
@@ -167,6 +185,11 @@ impl Sparse<'_> {
         if !self.stand_ins_first {
             backend.stand_in(layer, &base, &tables, chosen);
         }
+        seen.sums.extend(feature(backend).iter().zip(before).map(|(after, before)| after - before));
+        let all = model.neuron_blocks(layer, 0, model.map.layers[layer.index()].ffn.blocks());
+        let mut importance = vec![f32::NAN; all.neurons as usize];
+        backend.importance(layer, &all, &mut importance);
+        seen.importance.extend(importance);
     }
 
     /// The chosen blocks in their order.
@@ -264,16 +287,21 @@ fn matches_reference<B: ComputeBackend>(
     });
     let layers: Vec<ReferenceBase> = layers.collect();
     let mut state = ReferenceState::with_f16_cache(&model.config);
-    let (mut want, mut scores) = (Vec::new(), Vec::new());
+    let (mut want, mut seen) = (Vec::new(), Seen::default());
     for (position, &token) in (0..).zip(&model.tokens) {
         want.extend(model.reference.forward_with(&mut state, token, position, |layer, w, h| {
-            scores.extend(layers[layer].estimate(h).iter().map(|&(_, score)| score as f32));
-            layers[layer].ffn(w, h, |neuron| is_chosen(&chosen[layer], neuron))
+            seen.scores.extend(layers[layer].estimate(h).iter().map(|&(_, score)| score as f32));
+            seen.importance.extend(w.importance(h).iter().map(|&importance| importance as f32));
+            let sum = layers[layer].ffn(w, h, |neuron| is_chosen(&chosen[layer], neuron));
+            seen.sums.extend(sum.iter().map(|&sum| sum as f32));
+            sum
         }));
     }
     let error_max = decode_error_max(model) + DECODE_ERROR_MAX_BASE;
     assert_near(model, "decode beside a base", &logits, &want, error_max);
-    assert_near(model, "scores", &driver.scores, &scores, SCORES_ERROR_MAX);
+    assert_near(model, "scores", &driver.seen.scores, &seen.scores, SCORES_ERROR_MAX);
+    assert_near(model, "sums", &driver.seen.sums, &seen.sums, error_max);
+    assert_near(model, "importance", &driver.seen.importance, &seen.importance, error_max);
 }
 
 /// The same bits with any number of threads and however neurons are split into calls; another order of the neurons
@@ -287,7 +315,7 @@ fn only_the_order_matters<B: ComputeBackend>(
     let results = |threads, order, call_blocks, stand_ins_first| {
         let sparse = Sparse { base, chosen, order, call_blocks, stand_ins_first };
         let mut driver = Driver::new(model, make, threads, Cut::WHOLE).with(sparse);
-        (driver.decode_last(), driver.scores)
+        (driver.decode_last(), driver.seen.scores)
     };
     let ascending = results(1, Order::Ascending, usize::MAX, true);
     for order in [Order::Ascending, Order::Shuffled(1), Order::Shuffled(2)] {

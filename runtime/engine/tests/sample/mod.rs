@@ -1,5 +1,7 @@
 //! A small bundle on disk with weights from a seed, and a backend that only remembers what it was given.
 
+mod learned;
+
 use half::f16;
 use ls_bundle::base;
 use ls_bundle::blocks::Tensor;
@@ -59,7 +61,7 @@ pub(crate) fn write_bundle(path: &Path, model: ModelConfig, block_neurons: u32) 
     write(path, model, block_neurons, false)
 }
 
-/// The same with a random base of 3 bits, which wants a width that is a multiple of 64.
+/// The same with random tables of all kinds. A base (3 bits) wants a width that is a multiple of 64.
 pub(crate) fn write_based_bundle(path: &Path, model: ModelConfig, block_neurons: u32) -> Bundle {
     write(path, model, block_neurons, true)
 }
@@ -73,7 +75,13 @@ fn write(path: &Path, model: ModelConfig, block_neurons: u32, based: bool) -> Bu
     let piece = |id: u32| (format!(" w{id}").into_bytes(), TokenKind::Normal);
     let mut random = Random(7);
     let contents: Vec<_> = if based {
-        model.layer_ids().flat_map(|layer| base_of(layer, &model, &mut random)).collect()
+        let blocks = model.ffn_hidden.div_ceil(block_neurons) as usize;
+        let tables = |layer| {
+            let [base, scores] = base_of(layer, &model, &mut random);
+            let [predictor, reuse, mlp] = learned::tables_of(layer, &model, blocks, &mut random);
+            [predictor, base, scores, reuse, mlp]
+        };
+        model.layer_ids().flat_map(tables).collect()
     } else {
         Vec::new()
     };
@@ -227,6 +235,18 @@ impl ComputeBackend for HashBackend {
 
     fn scores(&self) -> &[f32] {
         &self.scores
+    }
+
+    fn feature(&self, out: &mut [f32]) {
+        for (bit, x) in out.iter_mut().enumerate() {
+            *x = f32::from((self.hash >> (bit % 61)) as u8);
+        }
+    }
+
+    fn importance(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>, out: &mut [f32]) {
+        for (x, neuron) in out.iter_mut().zip(blocks.first_neuron..) {
+            *x = f32::from((self.hash.rotate_left(neuron % 64) ^ u64::from(neuron)) as u16);
+        }
     }
 
     fn stand_in(

@@ -1,9 +1,10 @@
 //! `ls-run bench`.
 
 use crate::args::BenchArgs;
-use crate::cmd::plan::Machine;
-use crate::cmd::{extend, plan_json, print_json, print_line};
+use crate::cmd::plan::{Load, Machine};
+use crate::cmd::{extend, plan_json, print_json, print_line, sparse_json};
 use crate::session::{Session, Workload, peak_resident};
+use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_engine::Engine;
 use ls_engine::sampler::{Sampler, SamplerOptions};
@@ -13,13 +14,47 @@ use std::time::Instant;
 const PROMPT: &str =
     "The river had risen in the night, and by morning the lower fields were under water. ";
 
+/// What is decoded.
+struct Script {
+    prompt: Vec<u32>,
+    /// The tokens that follow; None: those that the model finds likeliest.
+    forced: Option<Vec<u32>>,
+}
+
+fn script(args: &BenchArgs, session: &mut Session) -> anyhow::Result<Script> {
+    let prompt_tokens = args.prompt_tokens as usize;
+    let text = match &args.text {
+        Some(path) => {
+            std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?
+        }
+        None => PROMPT.repeat(1 + prompt_tokens / 8),
+    };
+    let mut prompt = session.with_tokenizer(|tokenizer| tokenizer.encode(&text, true))?;
+    let mut rest = prompt.split_off(prompt_tokens.min(prompt.len()));
+    if args.text.is_none() {
+        return Ok(Script { prompt, forced: None });
+    }
+    if rest.len() < args.n_predict as usize {
+        let (found, wanted) = (prompt.len() + rest.len(), args.prompt_tokens + args.n_predict);
+        let text = format!("the text has {found} tokens, {wanted} are wanted");
+        return Err(crate::exit::UsageError(text).into());
+    }
+    rest.truncate(args.n_predict as usize);
+    Ok(Script { prompt, forced: Some(rest) })
+}
+
 /// Runs the command: each repetition prefills the prompt and decodes, on one engine.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let mut session = Session::open(&args.run)?;
-    let words = PROMPT.repeat(1 + args.prompt_tokens as usize / 8);
-    let mut prompt = session.with_tokenizer(|tokenizer| tokenizer.encode(&words, true))?;
-    prompt.truncate(args.prompt_tokens as usize);
+    let script = script(args, &mut session)?;
     let workload = Workload { prompt_tokens: args.prompt_tokens, scored_tokens: 0 };
+    let vocab_size = session.bundle.model().vocab_size;
+    session.look_ahead(workload, (args.n_predict * args.reps) as usize, |engine| {
+        for _ in 0..args.reps {
+            repetition(args, engine, vocab_size, &script)?;
+        }
+        Ok(())
+    })?;
     let plan = session.plan(workload)?;
     let needed = u64::from(args.prompt_tokens) + u64::from(args.n_predict);
     if needed > u64::from(plan.context) {
@@ -28,19 +63,36 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         return Err(crate::exit::UsageError(text).into());
     }
     let (store, threads) = (session.store().name(), session.threads);
+    let system = session.system;
     let (bundle, mut engine) = session.start(&plan, workload)?;
+    let prompt = &script.prompt;
     for rep in 0..args.reps {
         // The bound is measured before and after each repetition: machines change from second to second.
         let before = Machine::of(&mut engine, threads, &plan)?;
-        let run = repetition(args, &mut engine, bundle.model().vocab_size, &prompt)?;
+        let run = repetition(args, &mut engine, vocab_size, &script)?;
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
         let position = args.prompt_tokens + args.n_predict / 2;
-        let bound_tok_s = machine.bound_tok_s(bundle.model(), bundle.weights(), &plan, position);
+        let load = match &system.columns {
+            None => Load::dense(bundle.model(), bundle.weights(), &plan, position),
+            Some(columns) => {
+                let config = bundle.model();
+                Load::sparse(
+                    config,
+                    bundle.weights(),
+                    &plan,
+                    position,
+                    columns,
+                    run.bytes_per_token,
+                )
+            }
+        };
+        let bound_tok_s = machine.bound_tok_s(&load);
         let peak = peak_resident()?;
         if !args.json {
             print_line(&format!(
-                "decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
+                "{}: decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
                  peak {} of {}",
+                system.name(),
                 run.decode_tok_s,
                 100.0 * run.decode_tok_s / bound_tok_s,
                 prompt.len() as f64 / run.ttft_s,
@@ -52,7 +104,6 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         }
         let mut object = serde_json::json!({
             "rep": rep,
-            "system": "dense",
             "simd": ls_cpu::Kernels::detect().name(),
             "store": store,
             "threads": threads,
@@ -63,6 +114,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             "ttft_s": run.ttft_s,
             "load_s": engine.stats().load.as_secs_f64(),
             "stalled_s": run.stalled_s,
+            "touched_bytes_per_token": load.touched_bytes,
+            "forced": script.forced.is_some(),
             "bytes_read_per_token": run.bytes_per_token,
             "planned_bytes_per_token": plan.streamed(bundle.weights()).0,
             "peak_rss_bytes": peak,
@@ -72,6 +125,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             "bound_fraction": run.decode_tok_s / bound_tok_s,
         });
         extend(&mut object, plan_json(&plan));
+        extend(&mut object, system.describe());
+        extend(&mut object, sparse_json(&engine));
         print_json(&object)?;
     }
     Ok(())
@@ -89,16 +144,17 @@ fn repetition(
     args: &BenchArgs,
     engine: &mut Engine,
     vocab_size: u32,
-    prompt: &[u32],
+    script: &Script,
 ) -> anyhow::Result<Repetition> {
     engine.rewind(0);
     let stalled_before = engine.stats().stalled;
     let mut sampler = Sampler::new(SamplerOptions::default(), vocab_size, &[]);
     let started = Instant::now();
-    let mut token = sampler.sample(engine.prefill(prompt, u64::from(args.n_predict))?);
+    let mut token = sampler.sample(engine.prefill(&script.prompt, u64::from(args.n_predict))?);
     let ttft_s = started.elapsed().as_secs_f64();
     let (read_before, decoding) = (engine.bytes_read(), Instant::now());
-    for left in (0..args.n_predict).rev() {
+    for (index, left) in (0..args.n_predict as usize).zip((0..args.n_predict).rev()) {
+        token = script.forced.as_ref().map_or(token, |forced| forced[index]);
         token = sampler.sample(engine.decode(token, u64::from(left))?);
     }
     let decode_s = decoding.elapsed().as_secs_f64();

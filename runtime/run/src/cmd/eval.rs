@@ -5,7 +5,6 @@ use crate::cmd::{extend, plan_json, print_json, print_line};
 use crate::exit::UsageError;
 use crate::progress::Progress;
 use crate::session::{Session, Workload, peak_resident};
-use crate::system::System;
 use anyhow::Context;
 use ls_engine::Engine;
 use std::time::Instant;
@@ -27,8 +26,17 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
     }
     let (prompt_tokens, first) = (args.window, window / 2 + 1);
     let workload = Workload { prompt_tokens, scored_tokens: (window - first) as u32 };
+    let windows = ids.len() / window;
+    session.look_ahead(workload, windows * (window - first - 1), |engine| {
+        let mut progress = Progress::new("recording", (windows * window) as u64);
+        for chunk in ids.chunks_exact(window) {
+            decode_nll(engine, chunk, first, &mut progress)?;
+        }
+        progress.finish();
+        Ok(())
+    })?;
     let plan = session.plan(workload)?;
-    let by_decode = args.decode || session.system != System::Dense;
+    let by_decode = args.decode || session.system.columns.is_some();
     let system = session.system.describe();
     if plan.context < args.window || plan.pass_tokens < args.window - 1 {
         let text = format!(
@@ -39,7 +47,6 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
         return Err(UsageError(text).into());
     }
     let (_bundle, mut engine) = session.start(&plan, workload)?;
-    let windows = ids.len() / window;
     let mut progress = Progress::new("scoring", (windows * window) as u64);
     let (mut nll, mut scored) = (0.0f64, 0u64);
     let started = Instant::now();

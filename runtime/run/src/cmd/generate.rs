@@ -1,7 +1,7 @@
 //! `ls-run generate`.
 
 use crate::args::GenerateArgs;
-use crate::cmd::{extend, plan_json, print_json};
+use crate::cmd::{extend, plan_json, print_json, sparse_json};
 use crate::session::{Session, Workload, peak_resident};
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
@@ -30,8 +30,13 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let prompt = read_prompt(&args.prompt)?;
     let mut session = Session::open(&args.run)?;
     let ids = session.with_tokenizer(|tokenizer| tokenizer.encode(&prompt, true))?;
+    if session.system.columns.is_some_and(|columns| columns.knows_the_future()) {
+        let text = "who knows the future is for `bench` and `eval`: a text that is still to be written has none";
+        return Err(crate::exit::UsageError(text.into()).into());
+    }
     let workload = Workload { prompt_tokens: ids.len() as u32, scored_tokens: 0 };
     let plan = session.plan(workload)?;
+    let system = session.system.describe();
     check_length(args, ids.len(), &plan)?;
     let (bundle, mut engine) = session.start(&plan, workload)?;
     let mut writer =
@@ -47,7 +52,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     };
     generate(args, &bundle, &mut engine, &ids, &mut writer, &mut generated, started)?;
     generated.text = writer.finish()?;
-    report(args, &plan, &engine, ids.len(), &generated)
+    report(args, &plan, &engine, system, ids.len(), &generated)
 }
 
 fn read_prompt(prompt: &str) -> anyhow::Result<String> {
@@ -155,6 +160,7 @@ fn report(
     args: &GenerateArgs,
     plan: &MemoryPlan,
     engine: &Engine,
+    system: serde_json::Value,
     prompt_tokens: usize,
     out: &Generated,
 ) -> anyhow::Result<()> {
@@ -185,6 +191,8 @@ fn report(
             "peak_rss_bytes": peak,
         });
         extend(&mut object, plan_json(plan));
+        extend(&mut object, system);
+        extend(&mut object, sparse_json(engine));
         return print_json(&object);
     }
     eprintln!();

@@ -7,6 +7,7 @@ pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod verify;
 
+use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
 use std::io::Write;
 
@@ -37,6 +38,34 @@ pub(crate) fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
         "pass_tokens": plan.pass_tokens,
         "request_bytes": plan.request_bytes,
         "io_depth": plan.depth,
+    })
+}
+
+/// What sparse decode did since the engine was opened, all layers together; no fields if decode is dense.
+pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
+    let Some(counts) = engine.cache_counts() else { return serde_json::json!({}) };
+    let (mut wanted, mut expected, mut predictions) = (0, 0, 0);
+    let (mut stalled_s, mut predicting_s) = (0.0, 0.0);
+    for (layer, _) in engine.layer_stats() {
+        wanted += layer.wanted_bytes;
+        expected += layer.expected_bytes;
+        predictions += layer.predictions;
+        stalled_s += layer.stalled.as_secs_f64();
+        predicting_s += layer.predicting.as_secs_f64();
+    }
+    let (prefetched_tokens, _) = engine.prefetched_tokens();
+    serde_json::json!({
+        "wanted_bytes": wanted,
+        "prefetched_bytes": expected,
+        "demand_hits": counts.demand_hits,
+        "prefetch_hits": counts.prefetch_hits,
+        "misses": counts.misses,
+        "prefetched_in_vain": counts.prefetched_in_vain,
+        "demand_hit_ratio": counts.demand_hit_ratio(),
+        "ffn_stalled_s": stalled_s,
+        "predicting_s": predicting_s,
+        "predictions": predictions,
+        "prefetched_tokens": prefetched_tokens,
     })
 }
 

@@ -7,6 +7,7 @@ use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{ModelConfig, WeightMap};
 use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
+use ls_engine::system::Columns;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -76,28 +77,53 @@ impl Machine {
         }
     }
 
-    /// The most tokens a second that a dense pass can reach: the slower of what must be read and what must be touched.
+    /// The most tokens a second that can be reached: the slower of what must be read and what must be touched.
     #[must_use]
-    pub(crate) fn bound_tok_s(
-        &self,
-        config: &ModelConfig,
-        map: &WeightMap,
-        plan: &MemoryPlan,
-        position: u32,
-    ) -> f64 {
-        let disk = plan.streamed(map).0 as f64 / self.disk_bytes_s;
-        let memory = touched_bytes(config, map, position) as f64 / self.memory_bytes_s;
+    pub(crate) fn bound_tok_s(&self, load: &Load) -> f64 {
+        let disk = load.read_bytes as f64 / self.disk_bytes_s;
+        let memory = load.touched_bytes as f64 / self.memory_bytes_s;
         1.0 / disk.max(memory)
     }
 }
 
-/// Bytes that decoding one token reads from memory: all walked weights and the KV cache of `position` tokens.
-#[must_use]
-pub(crate) fn touched_bytes(config: &ModelConfig, map: &WeightMap, position: u32) -> u64 {
-    let head = map.head.as_ref().unwrap_or(&map.embedding);
-    let layers: u64 = map.layers.iter().map(|l| l.ffn.extent().end() - l.q_proj.offset).sum();
-    let kv = 4 * u64::from(config.kv_width()) * u64::from(config.layers) * u64::from(position);
-    layers + head.extent().len + kv
+/// What decoding a token asks of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// From the disk.
+    pub(crate) read_bytes: u64,
+    /// From memory: weights and the KV cache.
+    pub(crate) touched_bytes: u64,
+}
+
+impl Load {
+    /// Every weight, behind `position` tokens.
+    pub(crate) fn dense(
+        config: &ModelConfig,
+        map: &WeightMap,
+        plan: &MemoryPlan,
+        position: u32,
+    ) -> Load {
+        let head = map.head.as_ref().unwrap_or(&map.embedding);
+        let layers: u64 = map.layers.iter().map(|l| l.ffn.extent().end() - l.q_proj.offset).sum();
+        let kv = 4 * u64::from(config.kv_width()) * u64::from(config.layers) * u64::from(position);
+        let touched_bytes = layers + head.extent().len + kv;
+        Load { read_bytes: plan.streamed(map).0, touched_bytes }
+    }
+
+    /// A share of the neurons, beside tables of which nearly all is read; `read_bytes` as measured.
+    pub(crate) fn sparse(
+        config: &ModelConfig,
+        map: &WeightMap,
+        plan: &MemoryPlan,
+        position: u32,
+        columns: &Columns,
+        read_bytes: u64,
+    ) -> Load {
+        let dense = Load::dense(config, map, plan, position);
+        let ffn: u64 = map.layers.iter().map(|layer| layer.ffn.extent().len).sum();
+        let exact = (ffn as f64 * f64::from(columns.exact_share)) as u64;
+        Load { read_bytes, touched_bytes: dense.touched_bytes - ffn + exact + plan.tables.0 }
+    }
 }
 
 /// Runs the command.
@@ -111,7 +137,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let (config, map) = (session.bundle.model(), session.bundle.weights());
     let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
     let streamed = plan.streamed(map);
-    let bound = machine.bound_tok_s(config, map, &plan, args.prompt_tokens);
+    let bound = machine.bound_tok_s(&Load::dense(config, map, &plan, args.prompt_tokens));
     let passes = args.prompt_tokens.div_ceil(plan.pass_tokens);
     let load_s = plan.resident().0 as f64 / machine.disk_bytes_s;
     let first_s = load_s + f64::from(passes) * streamed.0 as f64 / machine.disk_bytes_s;

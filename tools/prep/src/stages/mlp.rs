@@ -15,7 +15,7 @@
 use crate::artifact::{Artifact, Input, RecordId};
 use crate::error::Result;
 use crate::journal::Journal;
-use crate::predictors::{Grouping, Measured, MlpScorer, MlpTables, measure};
+use crate::predictors::{Grouping, Measured, MlpScorer, measure, read_mlp};
 use crate::progress::{Phase, Progress};
 use crate::recipe;
 use crate::stage::{Stage, each_layer};
@@ -25,6 +25,7 @@ use crate::stages::predictor::samples::{Context, LayerSamples, Sampling, held_ou
 use crate::stages::predictor::{COMPARED_SHAPE, grouping, inputs};
 use crate::train::mlp::Mlp;
 use crate::train::{BlockTargets, Options, fault};
+use ls_hash::MlpTables;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
@@ -218,7 +219,7 @@ pub fn read(artifact: &Artifact) -> Result<Vec<Vec<Baseline>>> {
 pub fn tables(artifact: &Artifact, layer: u32, name: &str) -> Result<Option<MlpTables>> {
     let Some(place) = NAMES.iter().position(|known| *known == name) else { return Ok(None) };
     let bytes = artifact.read(RecordId::new(layer, 1 + place as u32))?;
-    if bytes.is_empty() { Ok(None) } else { MlpTables::from_bytes(&bytes).map(Some) }
+    if bytes.is_empty() { Ok(None) } else { read_mlp(&bytes).map(Some) }
 }
 
 /// Measures the baselines of a layer on windows of `activations`, others than they learned from: name and figures.

@@ -6,8 +6,8 @@ use super::loss::Objective;
 use super::product::{Project, Scoring};
 use super::sign::Step;
 use super::stack::random;
-use crate::predictors::{MlpTables, Weights};
 use candle_core::{Device, Result, Tensor, Var};
+use ls_hash::{MlpTables, MlpWeights};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Parameters in training.
@@ -93,13 +93,13 @@ impl Mlp {
                 values.into_iter().map(|x| if x >= 0.0 { 1 } else { -1 }).collect()
             };
             let (first, second) = (signs(first), signs(second));
-            Weights::Signs { first, second }
+            MlpWeights::Signs { first, second }
         } else {
             let (first, mut first_scales) = MlpTables::round_rows(&first, dims);
             first_scales.iter_mut().for_each(|scale| *scale /= Features::DEVIATION);
             let (second, of_rows) = MlpTables::round_rows(&second, hidden);
             scales.iter_mut().zip(of_rows).for_each(|(scale, of_row)| *scale *= of_row);
-            Weights::Int8 { first, first_scales, second }
+            MlpWeights::Int8 { first, first_scales, second }
         };
         Ok(MlpTables { input: features.input().clone(), weights, first_biases, scales, biases })
     }

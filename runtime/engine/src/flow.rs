@@ -1,0 +1,384 @@
+//! [`Flow`]: blocks on their way into memory, and which of those in memory stay.
+//!
+//! Two lists say what is to be read: what the visited layer *wants*, in its order, and what the next layer is
+//! *expected* to want, which is replaced at every prediction. Wanted blocks go first; expected ones are read only while
+//! the disk has nothing else to do. A read takes a slot of memory along and brings it back; the cache says which blocks
+//! keep their slots between visits. A block that was read ahead keeps its slot until its layer has been asked for.
+//!
+//! A block that fails its check, or cannot be read, is an error if it is wanted; if it was only expected it is
+//! forgotten, and read again should it be wanted.
+
+use crate::checker::Checker;
+use crate::error::EngineError;
+use crate::memory::{MIN_SLOTS, MemoryPlan};
+use crate::stats::{LayerStats, Stats};
+use crate::stream::Stream;
+use crate::system::{Admit, Columns, Share};
+use ls_bundle::ids::{BlockId, LayerId};
+use ls_bundle::model::{FfnExtent, WeightMap};
+use ls_cache::{Admission, Blocks, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
+use ls_sync::Slot;
+
+/// Most slots that are kept free for blocks on their way.
+const MAX_PASSING: u32 = 512;
+/// Most expected blocks that are read at the same time: wanted ones, which may come any moment, wait behind them.
+const MAX_AHEAD_READS: u32 = 24;
+
+/// A wanted block that is in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ready {
+    /// Number in its layer.
+    pub(crate) block: u32,
+    pub(crate) slot: SlotId,
+}
+
+/// Why a slot is pinned besides being wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    No,
+    /// Read ahead; its layer has not been asked for yet.
+    Early,
+    /// Read ahead, and still being read now that its layer has been asked for.
+    Late,
+}
+
+/// What reads go through.
+pub(crate) struct Disk<'a> {
+    pub(crate) stream: &'a mut Stream,
+    pub(crate) checker: &'a mut Checker,
+    pub(crate) stats: &'a mut Stats,
+}
+
+/// See the module's documentation.
+pub(crate) struct Flow {
+    ffn: Vec<FfnExtent>,
+    cache: WeightCache,
+    /// By slot: its memory; None while it is being read.
+    memory: Vec<Option<Slot>>,
+    /// By slot: the right to fill it, while it is being read.
+    loading: Vec<Option<Loading>>,
+    ahead: Vec<Ahead>,
+    /// Slots of blocks that were read ahead for a layer that has not been asked for.
+    early: Vec<SlotId>,
+    /// Expected blocks that are being read.
+    ahead_reads: u32,
+    visited: LayerId,
+    /// A bit for each block of the visited layer that it has asked for.
+    asked: Vec<u64>,
+    /// Wanted blocks that have no slot yet, the next one last.
+    wanted: Vec<u32>,
+    /// Expected blocks of `expected_of` that may have none, the next one last.
+    expected: Vec<u32>,
+    expected_of: LayerId,
+    /// Wanted blocks that are there and have not been taken.
+    ready: Vec<Ready>,
+    layers: Vec<LayerStats>,
+}
+
+impl Flow {
+    /// Slots for blocks as planned, and their books.
+    pub(crate) fn open(
+        map: &WeightMap,
+        plan: &MemoryPlan,
+        columns: &Columns,
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Result<Flow, EngineError> {
+        let ffn: Vec<FfnExtent> = map.layers.iter().map(|layer| layer.ffn).collect();
+        let mut room = Slot::allocate(plan.slots as usize * plan.slot_bytes as usize)
+            .map_err(EngineError::memory)?;
+        room.prefer_huge_pages();
+        let mut memory = Vec::with_capacity(plan.slots as usize);
+        for _ in 0..plan.slots {
+            let rest = room.split_off(plan.slot_bytes as usize);
+            memory.push(Some(std::mem::replace(&mut room, rest)));
+        }
+        let layers = ffn.len() as u32;
+        // Slots that do not stay are for blocks on their way.
+        let stay = plan.slots - passing(plan.slots);
+        let kept = (0..layers).map(|layer| stay / layers + u32::from(layer < stay % layers));
+        let sharing = match columns.sharing {
+            Share::Layer => Sharing::PerLayer(kept.collect()),
+            Share::Global => Sharing::Global(stay),
+        };
+        let admission = match columns.admission {
+            Admit::Compete => Admission::Compete,
+            Admit::Always => Admission::Always,
+        };
+        let cache = WeightCache::new(blocks_of(map), plan.slots, sharing, admission, policy);
+        let most = ffn.iter().map(FfnExtent::blocks).max().unwrap_or(0) as usize;
+        let slots = memory.len();
+        Ok(Flow {
+            cache,
+            memory,
+            loading: (0..slots).map(|_| None).collect(),
+            ahead: vec![Ahead::No; slots],
+            early: Vec::with_capacity(slots),
+            ahead_reads: 0,
+            visited: LayerId(0),
+            asked: vec![0; most.div_ceil(64)],
+            wanted: Vec::with_capacity(most),
+            expected: Vec::with_capacity(most),
+            expected_of: LayerId(0),
+            ready: Vec::with_capacity(most.max(slots)),
+            layers: vec![LayerStats::default(); ffn.len()],
+            ffn,
+        })
+    }
+
+    /// A layer's FFN.
+    pub(crate) fn ffn(&self, layer: LayerId) -> &FfnExtent {
+        &self.ffn[layer.index()]
+    }
+
+    /// The cache's books.
+    pub(crate) fn cache(&self) -> &WeightCache {
+        &self.cache
+    }
+
+    /// What happened in each layer.
+    pub(crate) fn layers(&self) -> &[LayerStats] {
+        &self.layers
+    }
+
+    /// The same, to be added to.
+    pub(crate) fn layer_stats(&mut self, layer: LayerId) -> &mut LayerStats {
+        &mut self.layers[layer.index()]
+    }
+
+    /// Whether a block is in memory or on its way.
+    pub(crate) fn holds(&self, layer: LayerId, block: u32) -> bool {
+        self.cache.holds(BlockId(self.ffn(layer).first_block.0 + block))
+    }
+
+    /// A layer asks for blocks, in this order. What is there is ready.
+    pub(crate) fn ask(&mut self, layer: LayerId, blocks: &[u32]) {
+        assert!(self.ready.is_empty() && self.wanted.is_empty(), "the visit before has ended");
+        self.visited = layer;
+        self.cache.begin(layer);
+        self.asked.fill(0);
+        let first = self.ffn(layer).first_block.0;
+        for &block in blocks {
+            self.asked[block as usize / 64] |= 1 << (block % 64);
+            match self.cache.request(BlockId(first + block)) {
+                Request::Hit(slot) => self.ready.push(Ready { block, slot }),
+                // Its read ahead is not over: it becomes ready when it arrives.
+                Request::Coming(_) => {}
+                Request::Miss => self.wanted.push(block),
+            }
+        }
+        self.wanted.reverse();
+        // What was read ahead has been asked for now, or was read in vain.
+        if self.expected_of == layer {
+            self.expected.clear();
+        }
+        for slot in self.early.drain(..) {
+            let ahead = &mut self.ahead[slot.0 as usize];
+            if self.loading[slot.0 as usize].is_some() {
+                *ahead = Ahead::Late;
+            } else {
+                *ahead = Ahead::No;
+                self.cache.unpin(slot);
+            }
+        }
+    }
+
+    /// A layer is expected to want these blocks, best first, as far as they are not there.
+    pub(crate) fn expect(&mut self, layer: LayerId, blocks: &[u32]) {
+        self.expected_of = layer;
+        self.expected.clear();
+        let first = self.ffn[layer.index()].first_block.0;
+        let cache = &self.cache;
+        let missing = blocks.iter().rev().filter(|&&b| !cache.holds(BlockId(first + b)));
+        self.expected.extend(missing);
+    }
+
+    /// Whether all wanted blocks are there or being read, so that the disk has room for expected ones.
+    pub(crate) fn has_time(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// Takes what has arrived and starts reads as far as there are slots and the disk takes them. Never blocks.
+    pub(crate) fn pump(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
+        disk.stream.pump()?;
+        self.take(disk)?;
+        self.submit(disk.stream);
+        Ok(())
+    }
+
+    /// Waits for a wanted block.
+    pub(crate) fn wait(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
+        let since = std::time::Instant::now();
+        let went_on = disk.stream.wait_block(disk.stats)?;
+        assert!(went_on, "a block that is waited for is being read, or the disk is busy");
+        self.layers[self.visited.index()].stalled += since.elapsed();
+        self.take(disk)?;
+        self.submit(disk.stream);
+        Ok(())
+    }
+
+    /// Blocks that are ready.
+    pub(crate) fn ready(&self) -> &[Ready] {
+        &self.ready
+    }
+
+    /// Puts ready blocks in the order of `place`.
+    pub(crate) fn sort_ready(&mut self, place: impl Fn(u32) -> u32) {
+        self.ready.sort_unstable_by_key(|ready| place(ready.block));
+    }
+
+    /// The first `count` ready blocks have run.
+    pub(crate) fn ran(&mut self, count: usize) {
+        for ready in self.ready.drain(..count) {
+            self.cache.unpin(ready.slot);
+        }
+    }
+
+    /// A resident block's bytes.
+    pub(crate) fn bytes(&self, stream: &Stream, ready: &Ready) -> &[u8] {
+        let (_, extent) = self.ffn(self.visited).block(ready.block);
+        let memory = self.memory[ready.slot.0 as usize].as_ref();
+        let memory = memory.expect("a resident block has its memory");
+        &memory.bytes()[stream.skip(extent)..]
+    }
+
+    /// The visit is over: what may not stay goes.
+    pub(crate) fn settle(&mut self) {
+        self.cache.settle();
+    }
+
+    fn submit(&mut self, stream: &mut Stream) {
+        while let Some(&block) = self.wanted.last() {
+            let (id, extent) = self.ffn(self.visited).block(block);
+            let Some(loading) = self.cache.reserve(id) else { return };
+            if !self.start(loading, extent, stream) {
+                return;
+            }
+            self.layers[self.visited.index()].wanted_bytes += extent.len;
+            self.wanted.pop();
+        }
+        while let Some(&block) = self.expected.last() {
+            let (id, extent) = self.ffn(self.expected_of).block(block);
+            if self.cache.holds(id) {
+                self.expected.pop();
+                continue;
+            }
+            // Some slots stay for what will be wanted: blocks that run in order must not wait for each other.
+            let passing = passing(self.memory.len() as u32);
+            if self.ahead_reads >= MAX_AHEAD_READS.min(passing / 2)
+                || self.early.len() as u32 >= passing / 4 * 3
+            {
+                return;
+            }
+            let Some(loading) = self.cache.reserve_ahead(id) else { return };
+            let slot = loading.slot();
+            if !self.start(loading, extent, stream) {
+                return;
+            }
+            self.ahead[slot.0 as usize] = Ahead::Early;
+            self.early.push(slot);
+            self.ahead_reads += 1;
+            self.layers[self.expected_of.index()].expected_bytes += extent.len;
+            self.expected.pop();
+        }
+    }
+
+    /// Starts a read into a reserved slot; false if the disk takes no more.
+    fn start(
+        &mut self,
+        loading: Loading,
+        extent: ls_bundle::extent::Extent,
+        stream: &mut Stream,
+    ) -> bool {
+        let slot = loading.slot().0 as usize;
+        let memory = self.memory[slot].take().expect("a free slot has its memory");
+        match stream.submit_block(extent, slot as u32, memory) {
+            Ok(()) => self.loading[slot] = Some(loading),
+            Err(memory) => {
+                self.memory[slot] = Some(memory);
+                self.cache.abandon(loading);
+            }
+        }
+        self.loading[slot].is_some()
+    }
+
+    /// Takes the blocks that have arrived.
+    fn take(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
+        while let Some(arrived) = disk.stream.take_block() {
+            let slot = arrived.number as usize;
+            let loading = self.loading[slot].take().expect("the slot was being filled");
+            let memory = self.memory[slot].insert(arrived.memory);
+            let layer = self.cache.blocks().layer_of(loading.block());
+            let block = loading.block().0 - self.ffn[layer.index()].first_block.0;
+            let (id, extent) = self.ffn[layer.index()].block(block);
+            let bytes = &memory.bytes()[disk.stream.skip(extent)..][..extent.len as usize];
+            let checked = match arrived.result {
+                Ok(()) => disk.checker.block(id, bytes),
+                Err(error) => Err(EngineError::io(error)),
+            };
+            let ahead = std::mem::replace(&mut self.ahead[slot], Ahead::No);
+            self.ahead_reads -= u32::from(ahead != Ahead::No);
+            let asked = ahead == Ahead::No
+                || (ahead == Ahead::Late && layer == self.visited && self.has_asked(block));
+            if let Err(error) = checked {
+                self.cache.abandon(loading);
+                self.early.retain(|early| early.0 as usize != slot);
+                if asked { return Err(error) } else { continue }
+            }
+            let slot = self.cache.publish(loading);
+            match ahead {
+                Ahead::Early => self.ahead[slot.0 as usize] = Ahead::Early,
+                Ahead::Late => {
+                    self.cache.unpin(slot);
+                    self.cache.trim(layer);
+                }
+                Ahead::No => {}
+            }
+            if asked {
+                self.ready.push(Ready { block, slot });
+            }
+        }
+        Ok(())
+    }
+
+    fn has_asked(&self, block: u32) -> bool {
+        self.asked[block as usize / 64] >> (block % 64) & 1 == 1
+    }
+
+    /// After an error: waits for what is being read, and unpins everything.
+    pub(crate) fn give_up(&mut self, disk: &mut Disk<'_>) {
+        self.wanted.clear();
+        self.expected.clear();
+        loop {
+            while let Some(arrived) = disk.stream.take_block() {
+                let slot = arrived.number as usize;
+                self.memory[slot] = Some(arrived.memory);
+                self.ahead[slot] = Ahead::No;
+                self.early.retain(|early| early.0 as usize != slot);
+                self.cache.abandon(self.loading[slot].take().expect("the slot was being filled"));
+            }
+            if disk.stream.blocks_in_flight() == 0 {
+                break;
+            }
+            // The first error is the one that is told; each call takes one read at least.
+            let _ = disk.stream.wait_block(disk.stats);
+        }
+        self.ahead_reads = 0;
+        for slot in self.early.drain(..) {
+            self.ahead[slot.0 as usize] = Ahead::No;
+            self.cache.unpin(slot);
+        }
+        self.ran(self.ready.len());
+    }
+}
+
+/// Slots that no block stays in.
+fn passing(slots: u32) -> u32 {
+    (slots / 8).clamp(MIN_SLOTS, MAX_PASSING).min(slots)
+}
+
+/// The blocks of all FFNs.
+#[must_use]
+pub(crate) fn blocks_of(map: &WeightMap) -> Blocks {
+    let ffn = map.layers.iter().map(|layer| layer.ffn);
+    Blocks::new(ffn.map(|ffn| ffn.first_block.0..ffn.first_block.0 + ffn.blocks()).collect())
+}
