@@ -24,6 +24,9 @@ const MAX_PASSING: u32 = 512;
 /// Most expected blocks that are read at the same time: wanted ones, which may come any moment, wait behind them.
 const MAX_AHEAD_READS: u32 = 24;
 
+/// Blocks that are waited for together.
+const FEW: usize = 8;
+
 /// A wanted block that is in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ready {
@@ -205,14 +208,19 @@ impl Flow {
         Ok(())
     }
 
-    /// Waits for a wanted block.
+    /// Waits for a wanted block, or a few of them if more are on their way: each call that computes costs a little.
     pub(crate) fn wait(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
         let since = std::time::Instant::now();
-        let went_on = disk.stream.wait_block(disk.stats)?;
-        assert!(went_on, "a block that is waited for is being read, or the disk is busy");
+        loop {
+            let went_on = disk.stream.wait_block(disk.stats)?;
+            assert!(went_on, "a block that is waited for is being read, or the disk is busy");
+            self.take(disk)?;
+            self.submit(disk.stream);
+            if self.ready.len() >= FEW || disk.stream.blocks_in_flight() == 0 {
+                break;
+            }
+        }
         self.layers[self.visited.index()].stalled += since.elapsed();
-        self.take(disk)?;
-        self.submit(disk.stream);
         Ok(())
     }
 
@@ -247,6 +255,14 @@ impl Flow {
     }
 
     fn submit(&mut self, stream: &mut Stream) {
+        self.submit_wanted(stream);
+        if self.wanted.is_empty() {
+            self.submit_expected(stream);
+        }
+        stream.flush_blocks();
+    }
+
+    fn submit_wanted(&mut self, stream: &mut Stream) {
         while let Some(&block) = self.wanted.last() {
             let (id, extent) = self.ffn(self.visited).block(block);
             let Some(loading) = self.cache.reserve(id) else { return };
@@ -256,6 +272,9 @@ impl Flow {
             self.layers[self.visited.index()].wanted_bytes += extent.len;
             self.wanted.pop();
         }
+    }
+
+    fn submit_expected(&mut self, stream: &mut Stream) {
         while let Some(&block) = self.expected.last() {
             let (id, extent) = self.ffn(self.expected_of).block(block);
             if self.cache.holds(id) {

@@ -351,7 +351,12 @@ impl Stream {
         matches!(self.rows[buffer], Place::Reading)
     }
 
-    /// Starts reading a block into `memory`; `number` comes back with it. If the store is full, the memory comes back.
+    /// Lets the disk hear of blocks that were asked for.
+    pub(crate) fn flush_blocks(&mut self) {
+        self.store.flush();
+    }
+
+    /// Asks for a block to be read into `memory`; `number` comes back with it. If the store is full, the memory does.
     pub(crate) fn submit_block(
         &mut self,
         extent: Extent,
@@ -361,7 +366,7 @@ impl Stream {
         debug_assert!(number < BLOCK, "a block's number has 30 bits");
         let WindowedRead { offset, len, .. } = WindowedRead::around(extent, self.store.alignment());
         let read = BlockRead { offset, len, into: memory, tag: BLOCK | number };
-        let submitted = self.store.submit(read).map_err(|read| read.into);
+        let submitted = self.store.queue(read).map_err(|read| read.into);
         self.blocks_in_flight += u32::from(submitted.is_ok());
         submitted
     }

@@ -90,6 +90,15 @@ pub trait BlockStore: Send {
     /// If the read is misaligned or longer than its slot: a mistake in the caller, not a state of the disk.
     fn submit(&mut self, read: BlockRead) -> Result<(), BlockRead>;
 
+    /// The same, but that the disk may not hear of the read before the next `flush`, `submit` or `reap`: many small reads
+    /// cost the kernel less together than one by one.
+    fn queue(&mut self, read: BlockRead) -> Result<(), BlockRead> {
+        self.submit(read)
+    }
+
+    /// Hands queued reads over.
+    fn flush(&mut self) {}
+
     /// Hands completed reads to `done`, in the order in which they ended. An error is the store's own failure; that of
     /// a read comes with its completion.
     fn reap(&mut self, wait: Wait, done: &mut dyn FnMut(Completion)) -> Result<(), IoError>;

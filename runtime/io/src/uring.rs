@@ -145,6 +145,12 @@ impl BlockStore for UringStore {
     }
 
     fn submit(&mut self, read: BlockRead) -> Result<(), BlockRead> {
+        self.queue(read)?;
+        self.flush();
+        Ok(())
+    }
+
+    fn queue(&mut self, read: BlockRead) -> Result<(), BlockRead> {
         if self.free.is_empty() {
             return Err(read);
         }
@@ -152,9 +158,14 @@ impl BlockStore for UringStore {
         let index = self.free.pop().expect("just looked");
         self.flight[index as usize] = Some(progress);
         self.push(index);
-        // What the kernel does not take now stays queued; the next `reap` hands it over or reports the error.
-        drop(self.enter(0));
         Ok(())
+    }
+
+    fn flush(&mut self) {
+        if self.has_queued() {
+            // What the kernel does not take now stays queued; the next `reap` hands it over or reports the error.
+            drop(self.enter(0));
+        }
     }
 
     fn reap(&mut self, wait: Wait, done: &mut dyn FnMut(Completion)) -> Result<(), IoError> {

@@ -25,7 +25,13 @@ fn script(args: &BenchArgs, session: &mut Session) -> anyhow::Result<Script> {
     let prompt_tokens = args.prompt_tokens as usize;
     let text = match &args.text {
         Some(path) => {
-            std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?
+            let text = std::fs::read_to_string(path);
+            let mut text = text.with_context(|| format!("reading {}", path.display()))?;
+            // Encoding a whole book takes more memory than a small budget has.
+            let most = TOKEN_BYTES * (prompt_tokens + args.n_predict as usize);
+            text.truncate(text.floor_char_boundary(most));
+            text.shrink_to_fit();
+            text
         }
         None => PROMPT.repeat(1 + prompt_tokens / 8),
     };
@@ -42,6 +48,9 @@ fn script(args: &BenchArgs, session: &mut Session) -> anyhow::Result<Script> {
     rest.truncate(args.n_predict as usize);
     Ok(Script { prompt, forced: Some(rest) })
 }
+
+/// Bytes of text that are sure to hold a token.
+const TOKEN_BYTES: usize = 16;
 
 /// Runs the command: each repetition prefills the prompt and decodes, on one engine.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
