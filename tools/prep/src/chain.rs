@@ -8,6 +8,7 @@ use crate::pack::{self, Learned, Table};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::stage::{Outcome, Stage, State};
+use crate::stages;
 use crate::stages::activations::{Activations, ActivationsStage};
 use crate::stages::base::{Base, BaseStage};
 use crate::stages::embedding::{Embedding, EmbeddingStage};
@@ -62,6 +63,8 @@ pub struct Made<'a> {
     pub base: Option<&'a Base>,
     /// Tables of reuse, and the key of their artifact.
     pub reuse: Option<(Key, &'a Reuse)>,
+    /// Two-layer baselines of the placement's blocks.
+    pub mlp: Option<&'a Artifact>,
 }
 
 impl<'a> Made<'a> {
@@ -91,6 +94,12 @@ impl<'a> Made<'a> {
                 let len = content.len() as u64;
                 let content = Box::new(move || Ok(content.clone()));
                 tables.push(Table { layer, kind: TableKind::Reuse, len, content });
+            }
+            if let Some(mlp) = self.mlp {
+                let content = stages::mlp::packed(mlp, number.into())?;
+                let len = content.len() as u64;
+                let content = Box::new(move || Ok(content.clone()));
+                tables.push(Table { layer, kind: TableKind::Mlp, len, content });
             }
         }
         Ok(tables)
@@ -184,7 +193,7 @@ impl Chain {
         made: &Made<'_>,
         progress: &mut dyn Progress,
     ) -> Result<PackedBundle> {
-        let Made { placement, predictors, base, reuse } = *made;
+        let Made { placement, predictors, base, reuse, mlp } = *made;
         let pack = &self.recipe.pack;
         let types = WeightTypes {
             attention: pack.dtype.into(),
@@ -196,6 +205,7 @@ impl Chain {
         made_of.extend(predictors.map(|found| (PredictorStage::NAME, found.key)));
         made_of.extend(base.map(|base| (BaseStage::NAME, base.key())));
         made_of.extend(reuse.map(|(key, _)| (ReuseStage::NAME, key)));
+        made_of.extend(mlp.map(|mlp| (MlpStage::NAME, mlp.key())));
         let recipe =
             made_of.iter().fold(self.recipe.to_toml() + "\n[made_of]\n", |text, (name, key)| {
                 text + &format!("{name:?} = \"{key}\"\n")

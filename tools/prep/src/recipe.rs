@@ -78,7 +78,7 @@ Predictor {
 } }
 section! { /// `[mlp]`.
 Mlp {
-    hidden: u32, wide_hidden: u32, wide_layers: Vec<u32>, tiny_hidden: u32, binary_hidden: u32, epochs: u32,
+    names: Vec<String>, hidden: u32, wide_hidden: u32, wide_layers: Vec<u32>, tiny_hidden: u32, binary_hidden: u32, epochs: u32,
     batch: u32, learning_rate: f64, binary_learning_rate: f64,
 } }
 section! { /// `[base]`.
@@ -98,7 +98,7 @@ Sparsity { levels: Vec<f64>, bases: Vec<[u32; 3]>, uniform: Vec<[u32; 3]>, eval_
 section! { /// `[lut]`.
 Lut { intervals: u32, samples: u32, } }
 section! { /// `[pack]`.
-Pack { dtype: Format, ffn_dtype: Format, embedding_dtype: Format, } }
+Pack { dtype: Format, ffn_dtype: Format, embedding_dtype: Format, baseline: bool, } }
 
 /// A number format of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -106,6 +106,11 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
     let reuse = run.stage(&chain.reuse(&activations, &placement))?;
     let (key, reuse) = (reuse.key(), Reuse::read(&reuse)?);
     let base = base(&mut run, &activations)?;
+    let mlp = if chain.recipe.pack.baseline {
+        Some(run.stage(&chain.mlp(&activations, Some(&placement)))?)
+    } else {
+        None
+    };
 
     let packing = Instant::now();
     let mut progress = TerminalProgress::new();
@@ -114,6 +119,7 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
         predictors: Some(&predictors),
         base: base.as_ref(),
         reuse: Some((key, &reuse)),
+        mlp: mlp.as_ref(),
     };
     let bundle = chain.pack(&args.out, &made, &mut progress as &mut dyn Progress)?;
     drop(progress);

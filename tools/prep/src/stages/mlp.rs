@@ -100,6 +100,9 @@ impl<'a> MlpStage<'a> {
     /// Hidden units and whether weights are signs, if the layer has the baseline.
     fn sizes(&self, name: &str, layer: u32) -> Option<(u32, bool)> {
         let recipe = &self.params.recipe;
+        if !recipe.names.iter().any(|wanted| wanted == name) {
+            return None;
+        }
         match name {
             "full" | "stale" => Some((recipe.hidden, false)),
             "tiny" => Some((recipe.tiny_hidden, false)),
@@ -124,6 +127,9 @@ impl<'a> MlpStage<'a> {
                 active_share: self.params.target_share,
                 keeps: [0.0; 2],
             };
+            if names.iter().all(|name| self.sizes(name, layer).is_none()) {
+                continue;
+            }
             let samples = LayerSamples::read(self.activations, layer, &grouping, sampling)?;
             for name in names {
                 let Some(sizes) = self.sizes(name, layer) else { continue };
@@ -220,6 +226,16 @@ pub fn tables(artifact: &Artifact, layer: u32, name: &str) -> Result<Option<MlpT
     let Some(place) = NAMES.iter().position(|known| *known == name) else { return Ok(None) };
     let bytes = artifact.read(RecordId::new(layer, 1 + place as u32))?;
     if bytes.is_empty() { Ok(None) } else { read_mlp(&bytes).map(Some) }
+}
+
+/// Bytes of the tables that a bundle holds of a layer: of the wide baseline, where there is one.
+pub fn packed(artifact: &Artifact, layer: u32) -> Result<Vec<u8>> {
+    for name in ["wide-stale", "stale"] {
+        if let Some(tables) = tables(artifact, layer, name)? {
+            return Ok(tables.to_bytes());
+        }
+    }
+    Err(artifact.fault(format!("layer {layer} has no baseline that knows the layer before only")))
 }
 
 /// Measures the baselines of a layer on windows of `activations`, others than they learned from: name and figures.
