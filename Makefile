@@ -1,5 +1,5 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo test test-arm64 check bench golden setup release fmt
+.PHONY: demo test test-arm64 loom check bench golden setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
@@ -10,13 +10,16 @@ PROMPT := Once upon a time, in a small village by the sea, there lived
 demo: release $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of its size.
 	$(TARGET)/release/ls-run generate $(BUNDLE) --memory 96MiB --context 512 --echo -n 100 --prompt "$(PROMPT)"
 
-test: $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
+test: loom $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
 	cargo test --workspace --locked --features ls-prep/lapack
 	cargo test --locked -p ls-prep --test vocabs -- --ignored
 	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
 
 test-arm64: setup   ## The kernels' tests for 64-bit Arm, under qemu.
 	tools/cross-arm64.sh
+
+loom: setup   ## Every interleaving of the flags' models, and of wrong ones that must fail.
+	RUSTFLAGS="--cfg loom" cargo test --quiet --locked -p ls-sync --test loom --target-dir $(TARGET)/loom
 
 check: setup   ## Formatting, lints, tidiness.
 	cargo fmt --all -- --check
