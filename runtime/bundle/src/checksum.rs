@@ -3,7 +3,8 @@
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// The checksum of `bytes`.
-pub(crate) fn of(bytes: &[u8]) -> u64 {
+#[must_use]
+pub fn of(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 

@@ -3,7 +3,7 @@
 
 pub mod base;
 pub mod blocks;
-mod checksum;
+pub mod checksum;
 mod codec;
 mod error;
 pub mod extent;

@@ -13,6 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ls-cpu", &["ls-bundle", "ls-compute", "ls-sync"]),
     ("ls-io", &["ls-sync"]),
     ("ls-cache", &["ls-bundle", "ls-hash"]),
+    ("ls-control", &["ls-bundle"]),
     ("ls-engine", &["ls-bundle", "ls-cache", "ls-compute", "ls-hash", "ls-io", "ls-sync"]),
     ("ls-run", &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-io", "ls-sync"]),
     (

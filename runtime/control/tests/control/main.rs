@@ -1,0 +1,6 @@
+//! What the crate promises. Each file shows one part.
+
+mod bellman;
+mod files;
+mod policies;
+mod profiles;
