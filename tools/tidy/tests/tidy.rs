@@ -9,6 +9,7 @@ const MAX_FUNCTION_LINES: usize = 70;
 
 /// Which of our crates a crate may use (besides those of others). What is not listed may use none of ours.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("ls-chat", &["ls-bundle"]),
     ("ls-compute", &["ls-bundle"]),
     ("ls-cpu", &["ls-bundle", "ls-compute", "ls-sync"]),
     ("ls-io", &["ls-sync"]),
