@@ -53,7 +53,7 @@ pub(crate) enum EvalCommand {
 
 /// How results are accumulated and where the model runs: common to all commands that run it.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct RunArgs {
+pub struct RunArgs {
     /// The bundle.
     pub(crate) bundle: PathBuf,
     /// Cap on resident bytes of this process, its page cache included: 96MiB, 1.5GiB, or bytes. [default: what the
@@ -84,7 +84,7 @@ pub(crate) struct RunArgs {
 
 /// When weights are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum VerifyChoice {
+pub enum VerifyChoice {
     /// Never.
     Never,
     /// When they are read for the first time.
@@ -95,7 +95,7 @@ pub(crate) enum VerifyChoice {
 
 /// How keys and values are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvChoice {
+pub enum KvChoice {
     /// Half precision.
     F16,
     /// Eight bits and a scale for every 32 numbers.
@@ -105,7 +105,7 @@ pub(crate) enum KvChoice {
 
 /// How the bundle is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IoChoice {
+pub enum IoChoice {
     /// io_uring where the kernel allows it, else a pool of threads.
     Auto,
     /// io_uring or an error.

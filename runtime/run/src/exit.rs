@@ -6,7 +6,7 @@ use ls_engine::{EngineError, EngineErrorKind};
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// Anything that is none of the below; should not happen.
     Failure = 1,
     /// The command line, or a request that cannot be met (clap uses the same number).
@@ -26,12 +26,12 @@ pub(crate) enum Exit {
 /// A command line that parses but asks for something impossible.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct UsageError(pub String);
+pub struct UsageError(pub String);
 
 impl Exit {
     /// The code for an error of a command.
     #[must_use]
-    pub(crate) fn of(error: &anyhow::Error) -> Exit {
+    pub fn of(error: &anyhow::Error) -> Exit {
         for cause in error.chain() {
             if let Some(error) = cause.downcast_ref::<ls_bundle::BundleError>() {
                 return match error.class() {

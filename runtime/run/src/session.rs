@@ -25,11 +25,11 @@ const CODE_ALLOWANCE: u64 = 3 << 20;
 const THREAD_ALLOWANCE: u64 = 128 << 10;
 
 /// A bundle being opened: the plan may still be asked for.
-pub(crate) struct Session {
+pub struct Session {
     /// The bundle.
-    pub(crate) bundle: Bundle,
+    pub bundle: Bundle,
     /// Computing threads.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// Policies.
     pub(crate) system: System,
     /// What tokens will want, for policies that know the future.
@@ -40,11 +40,11 @@ pub(crate) struct Session {
 
 /// Sizes that a plan depends on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Workload {
+pub struct Workload {
     /// Longest prompt to come, in tokens.
-    pub(crate) prompt_tokens: u32,
+    pub prompt_tokens: u32,
     /// Most tokens scored in a pass.
-    pub(crate) scored_tokens: u32,
+    pub scored_tokens: u32,
 }
 
 impl std::fmt::Debug for Session {
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Session {
 
 impl Session {
     /// Opens the bundle and its store.
-    pub(crate) fn open(args: &RunArgs) -> anyhow::Result<Session> {
+    pub fn open(args: &RunArgs) -> anyhow::Result<Session> {
         let checksums = match args.verify {
             VerifyChoice::Never => BlockChecksums::Drop,
             VerifyChoice::First | VerifyChoice::Always => BlockChecksums::Keep,
@@ -84,7 +84,7 @@ impl Session {
     }
 
     /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
-    pub(crate) fn with_tokenizer<R>(
+    pub fn with_tokenizer<R>(
         &mut self,
         encode: impl FnOnce(&Tokenizer) -> Result<R, EngineError>,
     ) -> anyhow::Result<R> {
@@ -131,7 +131,7 @@ impl Session {
     }
 
     /// What will be resident and what streamed.
-    pub(crate) fn plan(&self, workload: Workload) -> anyhow::Result<MemoryPlan> {
+    pub fn plan(&self, workload: Workload) -> anyhow::Result<MemoryPlan> {
         let (config, map) = (self.bundle.model(), self.bundle.weights());
         let backend_bytes = self.backend_bytes(workload);
         let mut request = self.request(workload, disk::DEFAULT)?;
@@ -162,7 +162,7 @@ impl Session {
     }
 
     /// The smallest budget that works for the workload.
-    pub(crate) fn minimum(&self, workload: Workload) -> anyhow::Result<ByteCount> {
+    pub fn minimum(&self, workload: Workload) -> anyhow::Result<ByteCount> {
         let (config, map) = (self.bundle.model(), self.bundle.weights());
         let request = self.request(workload, disk::DEFAULT)?;
         let peak = ByteCount(peak_resident()?);
@@ -215,7 +215,7 @@ impl Session {
     }
 
     /// Loads what the plan keeps resident; the last allocation.
-    pub(crate) fn start(
+    pub fn start(
         self,
         plan: &MemoryPlan,
         workload: Workload,
@@ -242,7 +242,7 @@ impl Session {
 
     /// How the bundle is read, for reports.
     #[must_use]
-    pub(crate) fn store(&self) -> &dyn BlockStore {
+    pub fn store(&self) -> &dyn BlockStore {
         self.store.as_ref()
     }
 }

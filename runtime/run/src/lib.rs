@@ -1,0 +1,45 @@
+//! `ls-run`: the runtime's command line, and as a library what other programs share with it: [`args::RunArgs`] and
+//! [`session::Session`], from flags to an open engine.
+#![forbid(unsafe_code)]
+
+pub mod args;
+mod cmd;
+mod disk;
+pub mod exit;
+mod progress;
+pub mod session;
+mod system;
+
+use args::{Cli, Command, EvalCommand};
+use clap::Parser;
+use exit::Exit;
+use std::process::ExitCode;
+
+/// What the program does.
+#[must_use]
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Generate(args) => cmd::generate::run(&args),
+        Command::Plan(args) => cmd::plan::run(&args),
+        Command::Eval(EvalCommand::Perplexity(args)) => cmd::eval::perplexity(&args),
+        Command::Bench(args) => cmd::bench::run(&args),
+        Command::Inspect(args) => cmd::inspect::run(&args),
+        Command::Verify(args) => cmd::verify::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ls-run: {error:#}");
+            ExitCode::from(Exit::of(&error) as u8)
+        }
+    }
+}
+
+/// Whoever read our output has seen enough.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
