@@ -15,9 +15,11 @@
 //!
 //! Left out: registered buffers, kernel-side polling (it burns a core), writes.
 //!
-//! [`mod@probe`] measures a disk; [`memory`] says what this process holds and how fast its memory is.
+//! [`mod@probe`] measures a disk; [`memory`] says what this process holds and how fast its memory is;
+//! [`interrupt`] lets it be interrupted.
 
 mod error;
+pub mod interrupt;
 pub mod memory;
 mod pread;
 pub mod probe;

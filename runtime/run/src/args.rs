@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::cmd::chat::ChatArgs;
 use crate::system::PolicyArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ls_bundle::ids::ByteCount;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
     after_help = "\
 Examples:
   ls-run generate model.lsb -p \"The capital of France is\" --memory 96MiB
+  ls-run chat model.lsb --memory 160MiB
   ls-run plan model.lsb --memory 1.5GiB
   ls-run eval perplexity model.lsb --text wiki.txt --tokens 4096
 
@@ -31,6 +33,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Continue a prompt; the text goes to stdout, statistics to stderr.
     Generate(GenerateArgs),
+    /// Talk with the model; it remembers the conversation.
+    Chat(ChatArgs),
     /// Say what would be resident and what streamed, and how fast that should be here.
     Plan(PlanArgs),
     /// Measure quality.
@@ -303,11 +307,11 @@ pub(crate) fn parse_non_negative(text: &str) -> Result<f32, String> {
     parse_float(text, |x| x >= 0.0, "a number of at least 0")
 }
 
-fn parse_positive(text: &str) -> Result<f32, String> {
+pub(crate) fn parse_positive(text: &str) -> Result<f32, String> {
     parse_float(text, |x| x > 0.0, "a number above 0")
 }
 
-fn parse_probability(text: &str) -> Result<f32, String> {
+pub(crate) fn parse_probability(text: &str) -> Result<f32, String> {
     parse_float(text, |x| (0.0..=1.0).contains(&x), "a probability between 0 and 1")
 }
 

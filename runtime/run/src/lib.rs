@@ -1,7 +1,8 @@
 //! `ls-run`: the runtime's command line, and as a library what other programs share with it: [`args::RunArgs`] and
-//! [`session::Session`], from flags to an open engine.
+//! [`session::Session`], from flags to an open engine; [`answer::Speaker`], from prompts to answers.
 #![forbid(unsafe_code)]
 
+pub mod answer;
 pub mod args;
 mod cmd;
 mod disk;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => cmd::generate::run(&args),
+        Command::Chat(args) => cmd::chat::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Eval(EvalCommand::Perplexity(args)) => cmd::eval::perplexity(&args),
         Command::Bench(args) => cmd::bench::run(&args),

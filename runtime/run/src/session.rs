@@ -36,6 +36,8 @@ pub struct Session {
     pub(crate) recording: Option<Arc<Recording>>,
     args: RunArgs,
     store: Box<dyn BlockStore>,
+    /// Kept free beside the plan.
+    reserved: ByteCount,
 }
 
 /// Sizes that a plan depends on.
@@ -79,8 +81,8 @@ impl Session {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let system = System::of(&args.policies, &bundle);
-        let (args, store) = (args.clone(), opened.store);
-        Ok(Session { bundle, threads, system, recording: None, args, store })
+        let (args, store, reserved) = (args.clone(), opened.store, ByteCount(0));
+        Ok(Session { bundle, threads, system, recording: None, args, store, reserved })
     }
 
     /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
@@ -88,6 +90,16 @@ impl Session {
         &mut self,
         encode: impl FnOnce(&Tokenizer) -> Result<R, EngineError>,
     ) -> anyhow::Result<R> {
+        let tokenizer = self.load_tokenizer()?;
+        let result = encode(&tokenizer)?;
+        drop(tokenizer);
+        ls_sync::release_free_memory();
+        Ok(result)
+    }
+
+    /// The tokenizer, if its load fits the budget: for those who encode more than one text. What it keeps is part of
+    /// every plan that is made while it lives.
+    pub fn load_tokenizer(&mut self) -> anyhow::Result<Tokenizer> {
         if let Some(budget) = self.args.memory {
             let load = LOAD_PEAK_FACTOR * self.bundle.tokenizer().len() as u64;
             let minimum = ByteCount(resident()?) + ByteCount(load + CODE_ALLOWANCE);
@@ -97,10 +109,14 @@ impl Session {
             }
         }
         let tokenizer = Tokenizer::load(&mut self.bundle)?;
-        let result = encode(&tokenizer)?;
-        drop(tokenizer);
+        // What only the load needed.
         ls_sync::release_free_memory();
-        Ok(result)
+        Ok(tokenizer)
+    }
+
+    /// Plans are to leave `bytes` more free: for what runs beside the engine.
+    pub fn reserve(&mut self, bytes: ByteCount) {
+        self.reserved += bytes;
     }
 
     /// If the policies know the future, finds it out: `script` decodes `tokens` tokens on a dense engine, which is gone
@@ -173,7 +189,7 @@ impl Session {
         let stacks = THREAD_ALLOWANCE * self.threads as u64;
         Ok(PlanRequest {
             budget: self.args.budget(ByteCount(available()?)),
-            fixed: ByteCount(resident()? + CODE_ALLOWANCE + stacks),
+            fixed: ByteCount(resident()? + CODE_ALLOWANCE + stacks) + self.reserved,
             context: self.args.context,
             prompt_tokens: workload.prompt_tokens,
             alignment: self.store.alignment(),

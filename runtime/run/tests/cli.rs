@@ -83,7 +83,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["generate", "plan", "bench", "inspect", "verify"] {
+    for command in ["generate", "chat", "plan", "bench", "inspect", "verify"] {
         let out = run(&[command, "--help"]);
         assert!(out.status.success());
         let text = String::from_utf8(out.stdout).unwrap();

@@ -16,7 +16,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ls-cache", &["ls-bundle", "ls-hash"]),
     ("ls-control", &["ls-bundle"]),
     ("ls-engine", &["ls-bundle", "ls-cache", "ls-compute", "ls-hash", "ls-io", "ls-sync"]),
-    ("ls-run", &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-io", "ls-sync"]),
+    (
+        "ls-run",
+        &[
+            "ls-bundle",
+            "ls-cache",
+            "ls-chat",
+            "ls-compute",
+            "ls-cpu",
+            "ls-engine",
+            "ls-io",
+            "ls-sync",
+        ],
+    ),
     (
         "ls-prep",
         &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-hash", "ls-io"],

@@ -1,6 +1,7 @@
 //! The commands. Results go to stdout, as text or JSON; everything else goes to stderr.
 
 pub(crate) mod bench;
+pub(crate) mod chat;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
