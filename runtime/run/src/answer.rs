@@ -39,6 +39,9 @@ pub enum Step<'a> {
     Text(&'a str),
 }
 
+/// Hears of every step, with the engine's figures at that point, and may break off.
+pub type Listener<'a> = dyn FnMut(Step<'_>, &Engine) -> ControlFlow<()> + 'a;
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -109,14 +112,14 @@ impl Speaker {
         &self.bundle
     }
 
-    /// Answers; `listen` hears of every step and may break off.
+    /// Answers, while `listen` listens.
     ///
     /// # Errors
     /// The prompt is empty or longer than the context, or a read failed.
     pub fn answer(
         &mut self,
         question: &Question<'_>,
-        listen: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+        listen: &mut Listener<'_>,
     ) -> Result<Answer, EngineError> {
         let started = Instant::now();
         let prompt = question.tokens;
@@ -159,7 +162,7 @@ impl Speaker {
         most: u64,
         started: Instant,
         answer: &mut Answer,
-        listen: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+        listen: &mut Listener<'_>,
     ) -> Result<(), EngineError> {
         let vocab_size = self.bundle.model().vocab_size;
         let mut sampler = Sampler::new(question.sampler, vocab_size, question.tokens);
@@ -179,7 +182,11 @@ impl Speaker {
             answer.decoding = first.elapsed();
             let (piece, stopped) = text.push(text_bytes(self.bundle.vocabulary(), token));
             let text = if piece.is_empty() { None } else { Some(Step::Text(piece)) };
-            if [Step::Token(token)].into_iter().chain(text).any(|step| listen(step).is_break()) {
+            if [Step::Token(token)]
+                .into_iter()
+                .chain(text)
+                .any(|step| listen(step, &self.engine).is_break())
+            {
                 answer.end = End::Cancelled;
                 return Ok(());
             }
@@ -198,7 +205,7 @@ impl Speaker {
         let rest = text.finish();
         if !rest.is_empty() {
             // The answer is over whatever the listener says.
-            let _ = listen(Step::Text(&rest));
+            let _ = listen(Step::Text(&rest), &self.engine);
         }
         Ok(())
     }
@@ -209,10 +216,11 @@ impl Speaker {
         prompt: &[u32],
         most: u64,
         sampler: &mut Sampler,
-        listen: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+        listen: &mut Listener<'_>,
     ) -> Result<Option<u32>, EngineError> {
         loop {
-            if listen(Step::Prompt { done: self.held.len() as u32 }).is_break() {
+            let step = Step::Prompt { done: self.held.len() as u32 };
+            if listen(step, &self.engine).is_break() {
                 return Ok(None);
             }
             let left = &prompt[self.held.len()..];

@@ -119,6 +119,12 @@ pub enum IoChoice {
 }
 
 impl RunArgs {
+    /// The model's name for others: that of the bundle's file, without its ending.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.bundle.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// The budget that the flags ask for; `available` where they say nothing.
     #[must_use]
     pub(crate) fn budget(&self, available: ByteCount) -> Budget {
@@ -265,7 +271,8 @@ pub(crate) struct FileArgs {
     pub(crate) json: bool,
 }
 
-fn parse_bytes(text: &str) -> Result<ByteCount, String> {
+/// A size like 96MiB, 1.5GiB or 1000000.
+pub fn parse_bytes(text: &str) -> Result<ByteCount, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let scale = match unit.trim().to_ascii_lowercase().as_str() {

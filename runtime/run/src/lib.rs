@@ -11,6 +11,8 @@ mod progress;
 pub mod session;
 mod system;
 
+pub use cmd::plan_json;
+
 use args::{Cli, Command, EvalCommand};
 use clap::Parser;
 use exit::Exit;

@@ -256,6 +256,12 @@ impl Session {
         Ok((bundle, engine))
     }
 
+    /// The policies, for reports.
+    #[must_use]
+    pub fn system(&self) -> serde_json::Value {
+        self.system.describe()
+    }
+
     /// How the bundle is read, for reports.
     #[must_use]
     pub fn store(&self) -> &dyn BlockStore {

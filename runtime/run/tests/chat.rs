@@ -3,6 +3,7 @@
 mod sample;
 
 use clap::Parser;
+use ls_engine::Engine;
 use ls_engine::sampler::SamplerOptions;
 use ls_run::answer::{Answer, End, Question, Speaker, Step};
 use ls_run::args::RunArgs;
@@ -40,7 +41,7 @@ fn ask(speaker: &mut Speaker, prompt: &[u32], max_tokens: u32, stop: &[&str]) ->
     let sampler = SamplerOptions::default();
     let question = Question { tokens: prompt, sampler, max_tokens, stop: &stop };
     let (mut text, mut tokens) = (String::new(), Vec::new());
-    let mut listen = |step: Step<'_>| {
+    let mut listen = |step: Step<'_>, _: &Engine| {
         match step {
             Step::Prompt { .. } => {}
             Step::Token(token) => tokens.push(token),
@@ -111,7 +112,7 @@ fn who_breaks_off_leaves_a_speaker_that_answers_as_before() {
     for steps in [1, 2, 5, 20, 30] {
         ask(&mut speaker, &forget, 3, &[]);
         let mut left = steps;
-        let broken = speaker.answer(&question, &mut |_| {
+        let broken = speaker.answer(&question, &mut |_, _| {
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -131,7 +132,7 @@ fn a_prompt_that_cannot_be_answered_is_refused_and_forgotten() {
     let sampler = SamplerOptions::default();
     for (tokens, word) in [(vec![7; 401], "401"), (vec![], "empty")] {
         let question = Question { tokens: &tokens, sampler, max_tokens: 5, stop: &[] };
-        let error = speaker.answer(&question, &mut |_| ControlFlow::Continue(())).unwrap_err();
+        let error = speaker.answer(&question, &mut |_, _| ControlFlow::Continue(())).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
     }
     assert_eq!(ask(&mut speaker, &prompt, 10, &[]).tokens, before.tokens);

@@ -29,6 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ls-sync",
         ],
     ),
+    ("ls-serve", &["ls-bundle", "ls-cache", "ls-chat", "ls-engine", "ls-io", "ls-run"]),
     (
         "ls-prep",
         &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-hash", "ls-io"],

@@ -132,7 +132,7 @@ impl Chat<'_> {
             let line = match input.read()? {
                 Line::End => return Ok(()),
                 Line::TooLong => {
-                    eprintln!("a turn may have at most {}", ByteCount(input::MAX_TURN_BYTES));
+                    eprintln!("a turn may have at most {} bytes", input::MAX_TURN_BYTES);
                     continue;
                 }
                 Line::Text(line) => line,
@@ -193,7 +193,7 @@ impl Chat<'_> {
             stop: &[],
         };
         let (mut said, mut failed) = (String::new(), None);
-        let answer = self.speaker.answer(&question, &mut |step| {
+        let answer = self.speaker.answer(&question, &mut |step, _| {
             if let Step::Text(piece) = step {
                 said.push_str(piece);
                 if let Err(error) = show(piece) {

@@ -22,7 +22,7 @@ pub(crate) fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
 }
 
 /// The plan's figures under the names that every command's JSON uses.
-pub(crate) fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
+pub fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
     serde_json::json!({
         "memory_budget_bytes": plan.budget.0,
         "planned_bytes": plan.planned().0,
