@@ -99,83 +99,91 @@ impl Figures {
 
     /// In Prometheus's text format.
     pub(crate) fn prometheus(&self, resident_bytes: u64, budget_bytes: u64) -> String {
-        let (stats, mut text) = (&self.stats, String::new());
-        let mut metric = |name: &str, kind: &str, help: &str, values: &[(&str, f64)]| {
-            let written =
-                writeln!(text, "# HELP leanstream_{name} {help}\n# TYPE leanstream_{name} {kind}");
-            written.expect("a string takes all text");
-            for (labels, value) in values {
-                writeln!(text, "leanstream_{name}{labels} {value}")
-                    .expect("a string takes all text");
-            }
-        };
-        let seconds = |time: Duration| time.as_secs_f64();
-        let requests = [
-            ("{outcome=\"answered\"}", self.answered as f64),
-            ("{outcome=\"cancelled\"}", self.cancelled as f64),
-            ("{outcome=\"late\"}", self.late as f64),
-            ("{outcome=\"failed\"}", self.failed as f64),
-            ("{outcome=\"refused\"}", self.refused as f64),
+        let mut page = Exposition::default();
+        self.requests(&mut page);
+        self.decoding(&mut page);
+        page.gauge("kv_cache_tokens", "Tokens in the KV cache.", f64::from(self.position));
+        page.gauge("resident_bytes", "Memory that the process holds.", resident_bytes as f64);
+        page.gauge("memory_budget_bytes", "Memory that it may hold.", budget_bytes as f64);
+        page.text
+    }
+
+    fn requests(&self, page: &mut Exposition) {
+        let outcomes = [
+            ("answered", self.answered as f64),
+            ("cancelled", self.cancelled as f64),
+            ("late", self.late as f64),
+            ("failed", self.failed as f64),
+            ("refused", self.refused as f64),
         ];
-        metric("requests_total", "counter", "Requests for answers by outcome.", &requests);
-        let waiting = [("", self.waiting as f64)];
-        metric("queue_length", "gauge", "Requests that wait for the one being answered.", &waiting);
-        metric("running", "gauge", "1 while an answer is given.", &[("", f64::from(self.running))]);
-        let tokens = [
-            ("{phase=\"prefill\"}", stats.prefill_tokens as f64),
-            ("{phase=\"decode\"}", stats.decode_tokens as f64),
-        ];
-        metric("tokens_total", "counter", "Tokens computed.", &tokens);
-        let times = [
-            ("{phase=\"prefill\"}", seconds(stats.prefill)),
-            ("{phase=\"decode\"}", seconds(stats.decode)),
-        ];
-        metric(
+        page.counters("requests_total", "Requests for answers.", "outcome", &outcomes);
+        page.gauge("queue_length", "Requests that wait for their turn.", self.waiting as f64);
+        page.gauge("running", "1 while an answer is given.", f64::from(self.running));
+        let reused = self.reused_tokens as f64;
+        page.counter("reused_tokens_total", "Prompt tokens found in the KV cache.", reused);
+    }
+
+    fn decoding(&self, page: &mut Exposition) {
+        let stats = &self.stats;
+        let tokens =
+            [("prefill", stats.prefill_tokens as f64), ("decode", stats.decode_tokens as f64)];
+        page.counters("tokens_total", "Tokens computed.", "phase", &tokens);
+        let times =
+            [("prefill", stats.prefill.as_secs_f64()), ("decode", stats.decode.as_secs_f64())];
+        page.counters(
             "seconds_total",
-            "counter",
-            "Time spent computing, waits for reads included.",
+            "Time computing, waits for reads included.",
+            "phase",
             &times,
         );
-        let reused = [("", self.reused_tokens as f64)];
-        metric("reused_tokens_total", "counter", "Prompt tokens found in the KV cache.", &reused);
-        let rate = [("", self.tok_s)];
-        metric("decode_tokens_per_second", "gauge", "Speed of the latest decoding.", &rate);
-        let stalled = [("", seconds(stats.stalled))];
-        metric("stalled_seconds_total", "counter", "Computation waited for reads.", &stalled);
-        metric(
-            "read_bytes_total",
-            "counter",
-            "Bytes read from the bundle.",
-            &[("", self.bytes_read as f64)],
-        );
+        page.gauge("decode_tokens_per_second", "Speed of the latest decoding.", self.tok_s);
+        let stalled = stats.stalled.as_secs_f64();
+        page.counter("stalled_seconds_total", "Computation waited for reads.", stalled);
+        page.counter("read_bytes_total", "Bytes read from the bundle.", self.bytes_read as f64);
         if let Some(counts) = self.cache {
             let outcomes = [
-                ("{outcome=\"hit\"}", counts.demand_hits as f64),
-                ("{outcome=\"prefetched\"}", counts.prefetch_hits as f64),
-                ("{outcome=\"miss\"}", counts.misses as f64),
+                ("hit", counts.demand_hits as f64),
+                ("prefetched", counts.prefetch_hits as f64),
+                ("miss", counts.misses as f64),
             ];
-            metric("cache_requests_total", "counter", "Requests for blocks of neurons.", &outcomes);
-            let ratio = [("", counts.demand_hit_ratio())];
-            metric("cache_hit_ratio", "gauge", "Share of them found in memory.", &ratio);
+            let help = "Requests for blocks of neurons.";
+            page.counters("cache_requests_total", help, "outcome", &outcomes);
+            page.gauge("cache_hit_ratio", "Share found in memory.", counts.demand_hit_ratio());
         }
-        metric(
-            "kv_cache_tokens",
-            "gauge",
-            "Tokens in the KV cache.",
-            &[("", f64::from(self.position))],
-        );
-        metric(
-            "resident_bytes",
-            "gauge",
-            "Memory that the process holds.",
-            &[("", resident_bytes as f64)],
-        );
-        metric(
-            "memory_budget_bytes",
-            "gauge",
-            "Memory that it may hold.",
-            &[("", budget_bytes as f64)],
-        );
-        text
+    }
+}
+
+/// Text that Prometheus reads: for each metric its help, its type, its values.
+#[derive(Default)]
+struct Exposition {
+    text: String,
+}
+
+impl Exposition {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        writeln!(self.text, "# HELP leanstream_{name} {help}\n# TYPE leanstream_{name} {kind}")
+            .expect("a string takes all text");
+    }
+
+    fn value(&mut self, name: &str, value: f64) {
+        writeln!(self.text, "leanstream_{name} {value}").expect("a string takes all text");
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.head(name, "gauge", help);
+        self.value(name, value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: f64) {
+        self.head(name, "counter", help);
+        self.value(name, value);
+    }
+
+    /// One counter for each value of a label.
+    fn counters(&mut self, name: &str, help: &str, label: &str, values: &[(&str, f64)]) {
+        self.head(name, "counter", help);
+        for (of, value) in values {
+            self.value(&format!("{name}{{{label}=\"{of}\"}}"), *value);
+        }
     }
 }
