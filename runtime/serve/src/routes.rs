@@ -130,6 +130,7 @@ async fn stats(State(app): State<Arc<App>>) -> Json<Value> {
         "context": figures.context,
         "prefill_tokens": figures.stats.prefill_tokens,
         "decode_tokens": figures.stats.decode_tokens,
+        "prefill_s": figures.stats.prefill.as_secs_f64(),
         "decode_s": figures.stats.decode.as_secs_f64(),
         "stalled_s": figures.stats.stalled.as_secs_f64(),
         "tok_s": figures.tok_s,
