@@ -188,10 +188,12 @@ impl Stream {
         &self.lists[self.list]
     }
 
-    /// Serves passes of another kind from now on. Nothing may have been read ahead of the last pass.
+    /// Serves passes of another kind from now on. What was read ahead for passes that did not come is given up.
     pub fn switch(&mut self, list: usize) {
         if list != self.list {
-            assert_eq!(self.submitted, self.released, "pieces read ahead for the other passes");
+            if self.submitted != self.released {
+                self.abort();
+            }
             self.list = list;
             (self.submitted, self.released, self.horizon) = (0, 0, 0);
         }
@@ -376,7 +378,7 @@ impl Stream {
         self.blocks.pop()
     }
 
-    /// After an error in the middle of a pass: waits for all reads, and is ready for the next pass. Blocks that were
+    /// After an error in the middle of a pass, or reads for nothing: waits for all reads, and is ready for the next pass. Blocks that were
     /// being read must have been taken.
     pub fn abort(&mut self) {
         for _ in 0..self.store.in_flight() {

@@ -379,3 +379,20 @@ fn who_knows_the_future_reads_no_block_twice_too_often() {
     let ahead = misses(Eviction::Belady, Prefetch::On);
     assert!(ahead.prefetch_hits > 0 && ahead.misses < best, "{ahead:?}");
 }
+
+fn a_text_that_ends_before_its_time_is_no_hindrance_to_the_next() {
+    let sample = Sample::new(2);
+    let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();
+    // Little enough memory that attention is streamed in both kinds of pass.
+    let case = Case { weight_cache: 0.1, ..CASE };
+    let mut engine = sample.open(&case, seeded(1), true).unwrap();
+    let mut said = Vec::new();
+    for _ in 0..3 {
+        engine.rewind(0);
+        let mut logits = bits(engine.prefill(&prompt, 9).unwrap());
+        // Nine more tokens are announced, and never come.
+        logits.extend(bits(engine.decode(17, 9).unwrap()));
+        said.push(logits);
+    }
+    assert!(said[0] == said[1] && said[1] == said[2]);
+}
