@@ -175,7 +175,7 @@ impl<'a> ReuseStage<'a> {
 
 impl Stage for ReuseStage<'_> {
     const NAME: &'static str = "61-reuse";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -1,6 +1,11 @@
 //! The paper's regression of reuse distances (sections 3.3.1 to 3.3.3): stacked hashing from inter-arrival times to a
 //! quantised number of visits, trained with binary cross-entropy on the code's bits.
 //!
+//! What an index means is the mean distance of the samples that are hashed to it, and not the bin that its bits
+//! spell: distances are a few visits, so most of the 2^tau bins are of equal numbers, and when the next request comes is
+//! so uncertain that bits which are each the likelier one spell a distance that is not likely at all. On layer 12 of a
+//! small model LRU hits .195/.376/.623 (12.5/25/50 % kept); with the bins' medians this table hits .190/.330/.584.
+//!
 //! With the history alone, gaps are rounded to a few intervals first, so that the trained stack becomes a table of all
 //! histories ([`GapTable`]), exactly. The `extended` one sees age, frequency and moving average beside unrounded gaps
 //! and is asked at every visit: a figure to compare with, too slow to run.
@@ -82,24 +87,53 @@ fn options(recipe: &recipe::Reuse) -> Options {
     }
 }
 
-fn train(
-    rows: &[Vec<f32>],
-    labels: &[f32],
-    recipe: &recipe::Reuse,
-    seed: u64,
-) -> Result<HashStack> {
-    let mut statistics = Statistics::new(Scaling::Fixed, rows.first().map_or(1, Vec::len));
-    rows.iter().for_each(|row| statistics.add(row));
-    let mut features = Features::new(statistics.input());
-    rows.iter().for_each(|row| features.push([&row[..]]));
-    let stack = IndexStack {
-        layers: recipe.layers as usize,
-        tau: recipe.tau as usize,
-        width: recipe.width as usize,
-    };
-    let clip = recipe.clip as f32;
-    let tables = regression(stack, &features, labels, clip, &options(recipe), seed)?;
-    HashStack::new(tables, Kernels::detect()).map_err(PrepError::unsupported)
+/// Imagined samples of each index that are like all.
+const PRIOR_SAMPLES: f32 = 8.0;
+
+/// A trained stack, and what its indices mean.
+#[derive(Debug)]
+struct Trained {
+    stack: HashStack,
+    scratch: Scratch,
+    /// By index: the mean distance of its samples.
+    means: Vec<f32>,
+}
+
+impl Trained {
+    fn train(
+        rows: &[Vec<f32>],
+        labels: &[f32],
+        recipe: &recipe::Reuse,
+        seed: u64,
+    ) -> Result<Trained> {
+        let mut statistics = Statistics::new(Scaling::Fixed, rows.first().map_or(1, Vec::len));
+        rows.iter().for_each(|row| statistics.add(row));
+        let mut features = Features::new(statistics.input());
+        rows.iter().for_each(|row| features.push([&row[..]]));
+        let shape = IndexStack {
+            layers: recipe.layers as usize,
+            tau: recipe.tau as usize,
+            width: recipe.width as usize,
+        };
+        let clip = recipe.clip as f32;
+        let tables = regression(shape, &features, labels, clip, &options(recipe), seed)?;
+        let stack = HashStack::new(tables, Kernels::detect()).map_err(PrepError::unsupported)?;
+        let mut scratch = Scratch::default();
+        scratch.grow_for(&stack);
+        let all = labels.iter().sum::<f32>() / labels.len().max(1) as f32;
+        let mut sums = vec![(PRIOR_SAMPLES * all, PRIOR_SAMPLES); 1 << recipe.tau];
+        for (row, label) in rows.iter().zip(labels) {
+            let (sum, count) = &mut sums[stack.value(row, &mut scratch).0];
+            (*sum, *count) = (*sum + label, *count + 1.0);
+        }
+        let means = sums.into_iter().map(|(sum, count)| sum / count).collect();
+        Ok(Trained { stack, scratch, means })
+    }
+
+    /// The expected distance.
+    fn distance(&mut self, feature: &[f32]) -> f32 {
+        self.means[self.stack.value(feature, &mut self.scratch).0]
+    }
 }
 
 /// The table of the regression on histories of gaps.
@@ -143,14 +177,12 @@ pub(super) fn gaps(trace: &AccessTrace, recipe: &recipe::Reuse, seed: u64) -> Re
             labels.push(distance);
         }
     }
-    let stack = train(&rows, &labels, recipe, seed)?;
-    let mut scratch = Scratch::default();
-    scratch.grow_for(&stack);
+    let mut trained = Trained::train(&rows, &labels, recipe, seed)?;
     let bits = table.bits();
     table.distances = (0..1u32 << (bits * history))
         .map(|code| {
             let mut intervals = (0..history).map(|n| (code >> (bits * n)) & (intervals - 1));
-            let (_, distance) = stack.value(&feature(&mut intervals), &mut scratch);
+            let distance = trained.distance(&feature(&mut intervals));
             let units = distance * DISTANCE_UNITS as f32;
             units.round().clamp(1.0, f32::from(u16::MAX)) as u16
         })
@@ -175,8 +207,7 @@ fn stands_for(table: &GapTable, all: &[u32]) -> Vec<f32> {
 /// The extended regression, and what it has seen of the trace that is replayed.
 #[derive(Debug)]
 pub(super) struct Extended {
-    stack: HashStack,
-    scratch: Scratch,
+    trained: Trained,
     watch: Watch,
     feature: Vec<f32>,
 }
@@ -206,11 +237,9 @@ impl Extended {
                 }
             }
         }
-        let stack = train(&rows, &labels, recipe, seed)?;
-        let mut scratch = Scratch::default();
-        scratch.grow_for(&stack);
+        let trained = Trained::train(&rows, &labels, recipe, seed)?;
         let watch = Watch::new(recipe.history, &frequencies);
-        Ok(Extended { stack, scratch, watch, feature })
+        Ok(Extended { trained, watch, feature })
     }
 }
 
@@ -219,7 +248,37 @@ impl Rank for Extended {
         self.watch.visit(trace, token);
         for (number, worth) in worths.iter_mut().enumerate() {
             self.watch.feature(number, &mut self.feature);
-            *worth = -self.stack.value(&self.feature, &mut self.scratch).1;
+            *worth = -self.trained.distance(&self.feature);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::Recipe;
+    use ls_cache::Blocks;
+    use rand::{Rng, SeedableRng};
+    use rand_xoshiro::Xoshiro256PlusPlus;
+
+    #[test]
+    fn a_history_means_the_distance_that_is_expected_of_it() {
+        // Requests without memory: nothing is likely, but the mean is known. Of 40 blocks half come often.
+        let often = |block: u32| if block < 20 { 0.5 } else { 0.08 };
+        let mut draw = Xoshiro256PlusPlus::seed_from_u64(7);
+        let mut trace = AccessTrace::with_capacity(Blocks::even(1, 40), 1500);
+        for _ in 0..1500 {
+            let set: Vec<u32> = (0..40).filter(|&n| draw.random::<f64>() < often(n)).collect();
+            trace.push(set.into_iter().map(BlockId));
+        }
+        let mut recipe = Recipe::load("tiny").unwrap().reuse;
+        (recipe.samples, recipe.epochs) = (4096, 6);
+        let table = gaps(&trace, &recipe, 3).unwrap();
+        let distance = |gap: u32| {
+            let history = (0..recipe.history).fold(0, |history, _| table.push(history, gap));
+            f64::from(table.distances[usize::from(history)]) / f64::from(DISTANCE_UNITS)
+        };
+        let (short, long) = (distance(1), distance(60));
+        assert!((short - 2.0).abs() < 1.0 && (long - 12.5).abs() < 5.0, "{short} {long}");
     }
 }
