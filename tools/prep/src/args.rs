@@ -3,6 +3,7 @@
 use crate::cmd::all::AllArgs;
 use crate::cmd::base::{BaseArgs, SparsityArgs};
 use crate::cmd::datasets::DatasetsArgs;
+use crate::cmd::guard::GuardArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
 use crate::cmd::report::ReportArgs;
 use crate::cmd::reuse::ReuseArgs;
@@ -34,6 +35,7 @@ pub(crate) enum Command {
     Mlp(MlpArgs),
     Base(BaseArgs),
     Sparsity(SparsityArgs),
+    Guard(GuardArgs),
     /// Fits a vector for each neuron, near those of the neurons that it acts together with
     Embedding(LayersArgs),
     /// Orders each layer's neurons so that those that act together share blocks, and measures what that saves

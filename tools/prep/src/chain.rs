@@ -12,6 +12,7 @@ use crate::stages;
 use crate::stages::activations::{Activations, ActivationsStage};
 use crate::stages::base::{Base, BaseStage};
 use crate::stages::embedding::{Embedding, EmbeddingStage};
+use crate::stages::guard::{Choice, GuardStage};
 use crate::stages::mlp::MlpStage;
 use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::predictor::{PredictorStage, Predictors};
@@ -24,7 +25,7 @@ use ls_bundle::base::BaseTables;
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::{LayerId, NeuronId};
 use ls_bundle::model::WeightTypes;
-use ls_bundle::tables::TableKind;
+use ls_bundle::tables::{Settings, TableKind};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -65,6 +66,8 @@ pub struct Made<'a> {
     pub reuse: Option<(Key, &'a Reuse)>,
     /// Two-layer baselines of the placement's blocks.
     pub mlp: Option<&'a Artifact>,
+    /// What the guard found, and the key of its artifact.
+    pub settings: Option<(Key, Settings)>,
 }
 
 impl<'a> Made<'a> {
@@ -181,6 +184,20 @@ impl Chain {
         PlacementStage::new(activations, embedding, architecture, &self.recipe)
     }
 
+    /// The same in blocks of another size than the recipe's.
+    #[must_use]
+    pub fn placement_in<'a>(
+        &self,
+        activations: &'a Activations,
+        embedding: &'a Embedding,
+        block_neurons: u32,
+    ) -> PlacementStage<'a> {
+        let mut recipe = self.recipe.clone();
+        recipe.placement.block_neurons = Some(block_neurons);
+        let architecture = self.source.model.config.architecture;
+        PlacementStage::new(activations, embedding, architecture, &recipe)
+    }
+
     /// Fails if a bundle of this name would replace the model.
     pub fn refuse_to_replace(&self, out: &Path) -> Result<()> {
         import::refuse_to_replace(&self.source.model, out)
@@ -193,7 +210,7 @@ impl Chain {
         made: &Made<'_>,
         progress: &mut dyn Progress,
     ) -> Result<PackedBundle> {
-        let Made { placement, predictors, base, reuse, mlp } = *made;
+        let Made { placement, predictors, base, reuse, mlp, settings } = *made;
         let pack = &self.recipe.pack;
         let types = WeightTypes {
             attention: pack.dtype.into(),
@@ -206,6 +223,7 @@ impl Chain {
         made_of.extend(base.map(|base| (BaseStage::NAME, base.key())));
         made_of.extend(reuse.map(|(key, _)| (ReuseStage::NAME, key)));
         made_of.extend(mlp.map(|mlp| (MlpStage::NAME, mlp.key())));
+        made_of.extend(settings.map(|(key, _)| (GuardStage::NAME, key)));
         let recipe =
             made_of.iter().fold(self.recipe.to_toml() + "\n[made_of]\n", |text, (name, key)| {
                 text + &format!("{name:?} = \"{key}\"\n")
@@ -228,7 +246,8 @@ impl Chain {
         let neurons = order.map(|&neuron| NeuronId(neuron)).collect();
         let model = &self.source.model;
         let placed = ls_bundle::placement::Placement::new(model.config.ffn_hidden, neurons);
-        let learned = Learned { placement: Some(placed), tables: made.tables()?, settings: None };
+        let settings = settings.map(|(_, settings)| settings);
+        let learned = Learned { placement: Some(placed), tables: made.tables()?, settings };
         let packed =
             pack::write(out, model, identity, types, placement.block_neurons, &learned, progress)?;
         Ok(PackedBundle { key, outcome: Outcome::Made, bytes: packed.bundle_bytes })
@@ -261,6 +280,26 @@ impl Chain {
     /// `63-base` after these activations.
     pub fn base<'a>(&'a self, activations: &'a Activations) -> Result<BaseStage<'a>> {
         BaseStage::new(&self.source, activations, &self.recipe)
+    }
+
+    /// `63-base` after these activations, with other bits than the recipe's.
+    pub fn base_of<'a>(
+        &'a self,
+        activations: &'a Activations,
+        bits: [u32; 3],
+        exact_shares: &[f64],
+    ) -> Result<BaseStage<'a>> {
+        BaseStage::with(&self.source, activations, &self.recipe, bits, exact_shares.to_vec())
+    }
+
+    /// Takes over what the guard has chosen: the base's bits, the blocks and the format of what is streamed.
+    pub fn follow(&mut self, choice: &Choice) {
+        let Recipe { base, placement, pack, .. } = &mut self.recipe;
+        if let Some(bits) = choice.arm.bits {
+            (base.gate_bits, base.up_bits, base.down_bits) = bits.into();
+            placement.block_neurons = Some(choice.arm.block_neurons);
+        }
+        pack.ffn_dtype = choice.arm.format;
     }
 
     /// `50-projection` of these activations.

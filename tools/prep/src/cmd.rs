@@ -3,6 +3,7 @@
 pub(crate) mod all;
 pub(crate) mod base;
 pub(crate) mod datasets;
+pub(crate) mod guard;
 pub(crate) mod predictor;
 pub(crate) mod report;
 pub(crate) mod reuse;

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Mlp(args) => cmd::predictor::mlp(&args),
         Command::Base(args) => cmd::base::base(&args),
         Command::Sparsity(args) => cmd::base::sparsity(&args),
+        Command::Guard(args) => cmd::guard::run(&args),
         Command::Projection(args) => cmd::stages::projection(&args),
         Command::Reuse(args) => cmd::reuse::reuse(&args),
         Command::Report(args) => cmd::report::run(&args),

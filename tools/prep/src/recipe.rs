@@ -48,6 +48,7 @@ pub struct Recipe {
     pub base: Base,
     pub reuse: Reuse,
     pub sparsity: Sparsity,
+    pub guard: Guard,
     pub lut: Lut,
     pub pack: Pack,
 }
@@ -95,6 +96,11 @@ Reuse {
 } }
 section! { /// `[sparsity]`.
 Sparsity { levels: Vec<f64>, bases: Vec<[u32; 3]>, uniform: Vec<[u32; 3]>, eval_tokens: u64, } }
+section! { /// `[guard]`.
+Guard {
+    quality: f64, tolerances: Vec<f64>, resident: f64, bases: Vec<[u32; 3]>, formats: Vec<Format>,
+    block_neurons: Vec<u32>, thresholds: bool, step: f64, eval_tokens: u64,
+} }
 section! { /// `[lut]`.
 Lut { intervals: u32, samples: u32, } }
 section! { /// `[pack]`.
@@ -110,6 +116,18 @@ pub enum Format {
     Q8_0,
     #[serde(rename = "q4_0")]
     Q4_0,
+}
+
+impl Format {
+    /// As recipes write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::F16 => "f16",
+            Format::Q8_0 => "q8_0",
+            Format::Q4_0 => "q4_0",
+        }
+    }
 }
 
 impl From<Format> for DType {
@@ -253,8 +271,29 @@ impl Recipe {
             }
         }
         check_placement(placement)?;
+        check_guard(&self.guard)?;
         check_reuse(reuse)
     }
+}
+
+fn check_guard(guard: &Guard) -> std::result::Result<(), String> {
+    let within = |name: &str, numbers: &[f64], low: f64, high: f64| {
+        let sound = numbers.iter().all(|number| (low..=high).contains(number));
+        let problem = || format!("guard.{name} is {numbers:?}; wanted {low} to {high}");
+        if sound { Ok(()) } else { Err(problem()) }
+    };
+    within("quality", &[guard.quality], 0.0, 10.0)?;
+    within("tolerances", &guard.tolerances, 0.0, 10.0)?;
+    within("resident", &[guard.resident], 0.0, 1.0)?;
+    within("step", &[guard.step], 1e-3, 0.5)?;
+    let bits = guard.bases.iter().flatten().map(|&bits| f64::from(bits)).collect::<Vec<_>>();
+    within("bases", &bits, 1.0, 4.0)?;
+    let sizes = guard.block_neurons.iter().map(|&size| f64::from(size)).collect::<Vec<_>>();
+    within("block_neurons", &sizes, 1.0, 4096.0)?;
+    if guard.formats.is_empty() || guard.block_neurons.is_empty() || guard.bases.is_empty() {
+        return Err("guard.bases, formats and block_neurons: some of each are wanted".to_owned());
+    }
+    Ok(())
 }
 
 fn check_placement(placement: &Placement) -> std::result::Result<(), String> {

@@ -8,6 +8,7 @@ use crate::predictors::{Measured, PackedScorer, Scorer};
 use crate::stage::{Stage, Store};
 use crate::stages::activations::ActivationsStage;
 use crate::stages::base::{Base, BaseStage};
+use crate::stages::guard::{Guard, GuardStage};
 use crate::stages::mlp::{self, MlpStage};
 use crate::stages::placement::{LayerPlacement, Placement, PlacementStage};
 use crate::stages::predictor::{
@@ -63,6 +64,8 @@ pub struct Report {
     pub reuse: Vec<LayerReuse>,
     /// Bytes that the base keeps resident, as a share of the FFNs in half precision.
     pub base_resident_share: Option<f64>,
+    /// The guard's settings and what they were chosen from, of the bundle's search or of all.
+    pub guard: Vec<Guard>,
     /// The price list; of several texts or recipes all rows.
     pub prices: Vec<Price>,
 }
@@ -83,6 +86,7 @@ impl Report {
             placement: Vec::new(),
             reuse: Vec::new(),
             base_resident_share: None,
+            guard: Vec::new(),
             prices: Vec::new(),
             model,
             made_of: made_of.clone(),
@@ -103,6 +107,11 @@ impl Report {
         if let Some(artifact) = found.packed(BaseStage::NAME)? {
             report.base_resident_share = Some(Base::new(artifact)?.resident_share());
         }
+        let guards = match found.packed(GuardStage::NAME)? {
+            Some(packed) => vec![packed],
+            None => found.of_stage(GuardStage::NAME)?,
+        };
+        report.guard = guards.iter().map(Guard::read).collect::<Result<_>>()?;
         for artifact in found.of_stage(SparsityStage::NAME)? {
             report.prices.extend(prices(&artifact)?);
         }

@@ -7,12 +7,18 @@
 //! Most policies are a [`Scorer`], which ranks the neurons, in a [`Selected`], which runs the best exactly and asks the
 //! base, if there is one, for the rest.
 
+mod demand;
+
+pub use demand::Demand;
+
 use crate::base::{LayerBase, largest, masked, mean_squares, relate};
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::forward::{Forward, Layer};
 use crate::progress::{Phase, Progress};
 use crate::stages::base::Base;
+use crate::stages::placement::Placement;
+use ls_bundle::model::DType;
 use rayon::prelude::*;
 
 /// Tokens pushed through a layer together, about.
@@ -129,7 +135,7 @@ impl<S: Scorer> Policy for Selected<S> {
         let scores = self.scorer.scores(at)?;
         let activations = at.weights.activations(at.h.to_vec())?;
         let neurons = at.weights.ffn_hidden();
-        let count = (neurons as f64 * self.exact_share).round() as usize;
+        let count = blocks_run(self.exact_share, neurons);
         self.exact_neurons += (count * activations.len() / neurons) as u64;
         let chosen = largest(&scores, neurons, |_| count);
         at.weights.ffn_output(masked(&activations, &chosen, true))
@@ -143,27 +149,98 @@ impl<S: Scorer> Policy for Selected<S> {
 /// Which neurons run exactly beside a base.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Selection {
-    /// The same share of each layer's neurons for every token.
+    /// The same share of each layer's blocks for every token, rounded as the engine does.
     Share(f64),
-    /// Those whose expected error, relative to the residual's mean square, is above this.
+    /// Those whose mean expected error, relative to the residual's mean square, is above this.
     Above(f32),
 }
 
-/// Runs the neurons that a base is most in doubt of; the base stands in for the others, which a sketch drops.
+/// Runs the blocks that a base is most in doubt of; the base stands in for the others, which a sketch drops.
 #[derive(Debug)]
 pub struct WithBase<'a> {
     base: &'a Base,
     selection: Selection,
+    blocks: Option<&'a Placement>,
+    demand: Option<Demand>,
     layer: Option<(u16, LayerBase)>,
     exact_neurons: u64,
 }
 
 impl<'a> WithBase<'a> {
-    /// `selection` runs exactly beside `base`.
+    /// `selection` of single neurons runs exactly beside `base`.
     #[must_use]
     pub fn new(base: &'a Base, selection: Selection) -> WithBase<'a> {
-        WithBase { base, selection, layer: None, exact_neurons: 0 }
+        WithBase { base, selection, blocks: None, demand: None, layer: None, exact_neurons: 0 }
     }
+
+    /// The same with the blocks of a placement.
+    #[must_use]
+    pub fn in_blocks(self, placement: &'a Placement) -> WithBase<'a> {
+        WithBase { blocks: Some(placement), ..self }
+    }
+
+    /// Also counts what would have to be read.
+    #[must_use]
+    pub fn counting(self, demand: Demand) -> WithBase<'a> {
+        WithBase { demand: Some(demand), ..self }
+    }
+
+    /// What would have had to be read.
+    #[must_use]
+    pub fn demand(&self) -> Option<&Demand> {
+        self.demand.as_ref()
+    }
+
+    /// The neurons that run exactly, by the `scores` of all; tokens x neurons.
+    fn choose(&mut self, at: &FfnAt<'_>, mut scores: Vec<f32>) -> Vec<bool> {
+        let neurons = at.weights.ffn_hidden();
+        let placed = self.blocks.map(|placement| {
+            let order = &placement.layers[usize::from(at.layer)].order;
+            (order, placement.block_neurons as usize)
+        });
+        if let Selection::Above(_) = self.selection {
+            relate(&mut scores, &mean_squares(at.residual, at.weights.hidden()));
+        }
+        if let Some((order, size)) = placed {
+            scores = of_blocks(&scores, order, size);
+        }
+        let blocks = neurons.div_ceil(placed.map_or(1, |(_, size)| size));
+        let chosen: Vec<bool> = match self.selection {
+            Selection::Share(share) => largest(&scores, blocks, |_| blocks_run(share, blocks)),
+            Selection::Above(threshold) => scores.iter().map(|&s| s > threshold).collect(),
+        };
+        if let Some(demand) = &mut self.demand {
+            demand.add(at.layer, blocks, &chosen);
+        }
+        let Some((order, size)) = placed else { return chosen };
+        let mut of_neurons = vec![false; at.h.len() / at.weights.hidden() * neurons];
+        let rows = of_neurons.par_chunks_exact_mut(neurons).zip(chosen.par_chunks_exact(blocks));
+        rows.for_each(|(of_neurons, chosen)| {
+            for (block, &chosen) in order.chunks(size).zip(chosen) {
+                block.iter().for_each(|&neuron| of_neurons[neuron as usize] = chosen);
+            }
+        });
+        of_neurons
+    }
+}
+
+/// How many of a layer's blocks run at a share: the engine's rounding.
+#[must_use]
+pub fn blocks_run(share: f64, blocks: usize) -> usize {
+    ((share * blocks as f64 - 1e-3).ceil().max(0.0) as usize).min(blocks)
+}
+
+/// Means of the scores (tokens x neurons) over blocks of `size` neighbours in `order`; tokens x blocks.
+fn of_blocks(scores: &[f32], order: &[u32], size: usize) -> Vec<f32> {
+    let blocks = order.len().div_ceil(size);
+    let mut means = vec![0f32; scores.len() / order.len() * blocks];
+    let rows = means.par_chunks_exact_mut(blocks).zip(scores.par_chunks_exact(order.len()));
+    rows.for_each(|(means, scores)| {
+        for (mean, block) in means.iter_mut().zip(order.chunks(size)) {
+            *mean = block.iter().map(|&neuron| scores[neuron as usize]).sum::<f32>() / size as f32;
+        }
+    });
+    means
 }
 
 impl Policy for WithBase<'_> {
@@ -172,18 +249,9 @@ impl Policy for WithBase<'_> {
             self.layer = Some((at.layer, self.base.layer(at.layer.into())?));
         }
         let (_, base) = self.layer.as_ref().expect("it was just set");
-        let neurons = base.neurons();
         let [gate, up] = base.gate_up(at.h);
-        let mut scores = base.doubt.of_rows(&gate, &up);
-        let chosen = match self.selection {
-            Selection::Share(share) => {
-                largest(&scores, neurons, |_| (neurons as f64 * share).round() as usize)
-            }
-            Selection::Above(threshold) => {
-                relate(&mut scores, &mean_squares(at.residual, at.weights.hidden()));
-                scores.iter().map(|&score| score > threshold).collect()
-            }
-        };
+        let scores = base.doubt.of_rows(&gate, &up);
+        let chosen = self.choose(at, scores);
         let count = chosen.iter().filter(|&&chosen| chosen).count();
         self.exact_neurons += count as u64;
         let mut sum = if count == 0 {
@@ -192,7 +260,10 @@ impl Policy for WithBase<'_> {
             let activations = at.weights.activations(at.h.to_vec())?;
             at.weights.ffn_output(masked(&activations, &chosen, true))?
         };
-        base.add(&gate, &up, &chosen, &mut sum);
+        if count < chosen.len() {
+            let (_, base) = self.layer.as_ref().expect("it was set above");
+            base.add(&gate, &up, &chosen, &mut sum);
+        }
         Ok(sum)
     }
 
@@ -201,10 +272,22 @@ impl Policy for WithBase<'_> {
     }
 }
 
-/// Negative log-likelihoods of the tokens of `windows` (whole windows of `window`), all but each window's first, with
-/// `policy` in place of the FFNs.
+/// Negative log-likelihoods of `tokens` (whole windows of `window`), all but each window's first, with `policy` in
+/// place of the FFNs.
 pub fn likelihoods(
     model: &Model,
+    tokens: &[u32],
+    window: u32,
+    policy: &mut dyn Policy,
+    progress: &mut dyn Progress,
+) -> Result<Vec<f32>> {
+    likelihoods_in(model, None, tokens, window, policy, progress)
+}
+
+/// The same with the FFNs' exact weights in the format `ffn`; as they are if there is none.
+pub fn likelihoods_in(
+    model: &Model,
+    ffn: Option<DType>,
     tokens: &[u32],
     window: u32,
     policy: &mut dyn Policy,
@@ -222,7 +305,10 @@ pub fn likelihoods(
     let chunk = (CHUNK_TOKENS / length).max(1) * length * hidden;
     progress.begin(Phase::Evaluation, (tokens.len() * usize::from(model.config.layers)) as u64);
     for layer in 0..model.config.layers {
-        let weights = forward.layer(layer)?;
+        let weights = match ffn {
+            None => forward.layer(layer)?,
+            Some(dtype) => forward.layer(layer)?.rounded(dtype)?,
+        };
         for (x, previous) in x.chunks_mut(chunk).zip(previous.chunks_mut(chunk)) {
             let entered = x.to_vec();
             weights.attend(x)?;

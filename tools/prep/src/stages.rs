@@ -4,6 +4,7 @@ pub mod activations;
 pub mod base;
 pub(crate) mod coactivity;
 pub mod embedding;
+pub mod guard;
 pub mod mlp;
 pub mod placement;
 pub mod predictor;

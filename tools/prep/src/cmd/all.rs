@@ -1,13 +1,15 @@
 //! `ls-prep all`: the whole chain, from a model to a bundle.
 
+use super::guard::{self, SearchArgs};
 use super::stages::StageArgs;
 use super::{extend, print};
 use crate::peak_rss_bytes;
 use crate::terminal::TerminalProgress;
 use ls_bundle::ids::ByteCount;
+use ls_bundle::tables::Settings;
 use ls_prep::artifact::Artifact;
 use ls_prep::chain::{Chain, Made};
-use ls_prep::error::Result;
+use ls_prep::error::{PrepError, Result};
 use ls_prep::exit::Exit;
 use ls_prep::key::Key;
 use ls_prep::model::forward::operations_per_second;
@@ -22,22 +24,26 @@ use ls_prep::stages::predictor::Predictors;
 use ls_prep::stages::reuse::Reuse;
 use serde::Serialize;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
 Examples:
   ls-prep all model.gguf --out model.lsb --recipe quick --calibration datasets/text/*.txt
+  ls-prep all model.gguf --out model.lsb --calibration datasets/text/*.txt --quality 5% --resident 25%
   ls-prep all ./Qwen2.5-0.5B-Instruct --out qwen.lsb --recipe full --calibration a.txt b.txt --json";
 
 /// Prepares a model: runs every stage that is not done yet, and packs the bundle.
 ///
-/// Ended at any point and started again, it goes on where it was. Where nothing has changed it does nothing.
+/// Ended at any point and started again, it goes on where it was. Where nothing has changed it does nothing. With
+/// --quality it first searches how the bundle is best run, and makes that the bundle's default.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AllArgs {
     #[command(flatten)]
     pub(crate) stage: StageArgs,
+    #[command(flatten)]
+    pub(crate) search: SearchArgs,
     /// Bundle to write; an existing one is replaced
     #[arg(long, short, value_name = "FILE.lsb")]
     pub(crate) out: PathBuf,
@@ -54,14 +60,18 @@ struct Told {
 }
 
 /// Runs stages one after another and tells of each.
-struct Run<'a> {
-    chain: &'a Chain,
+pub(super) struct Run<'a> {
+    pub(super) chain: &'a Chain,
     as_json: bool,
     told: Vec<Told>,
 }
 
-impl Run<'_> {
-    fn stage<S: Stage>(&mut self, stage: &S) -> Result<Artifact> {
+impl<'a> Run<'a> {
+    pub(super) fn new(chain: &'a Chain, as_json: bool) -> Run<'a> {
+        Run { chain, as_json, told: Vec::new() }
+    }
+
+    pub(super) fn stage<S: Stage>(&mut self, stage: &S) -> Result<Artifact> {
         let start = Instant::now();
         let mut progress = TerminalProgress::new();
         let (artifact, outcome) = self.chain.source.store.run(stage, None, &mut progress)?;
@@ -90,40 +100,27 @@ impl Run<'_> {
 pub(crate) fn run(args: &AllArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
-    let chain = args.stage.chain(&mut progress)?;
+    let mut chain = args.stage.chain(&mut progress)?;
     drop(progress);
     chain.refuse_to_replace(&args.out)?;
-    let mut run = Run { chain: &chain, as_json: args.stage.json, told: Vec::new() };
-    run.stage(&chain.prompts()?)?;
-    let (windows, prompts) = chain.windows(&mut ())?;
-    let activations = chain.activations(&windows, prompts);
-    announce(&chain, &activations)?;
-    let activations = Activations::new(run.stage(&activations)?)?;
-    let embedding = Embedding::new(run.stage(&chain.embedding(&activations))?)?;
-    let placement = Placement::read(&run.stage(&chain.placement(&activations, &embedding))?)?;
-    let stage = chain.predictor(&activations, Some(&placement), false);
-    let predictors = Predictors::read(&run.stage(&stage)?)?;
-    let reuse = run.stage(&chain.reuse(&activations, &placement))?;
-    let (key, reuse) = (reuse.key(), Reuse::read(&reuse)?);
-    let base = base(&mut run, &activations)?;
-    let mlp = if chain.recipe.pack.baseline {
-        Some(run.stage(&chain.mlp(&activations, Some(&placement)))?)
-    } else {
-        None
-    };
-
-    let packing = Instant::now();
-    let mut progress = TerminalProgress::new();
-    let made = Made {
-        placement: &placement,
-        predictors: Some(&predictors),
-        base: base.as_ref(),
-        reuse: Some((key, &reuse)),
-        mlp: mlp.as_ref(),
-    };
-    let bundle = chain.pack(&args.out, &made, &mut progress as &mut dyn Progress)?;
-    drop(progress);
-    run.tell(Chain::PACK, bundle.key, bundle.outcome, bundle.bytes, packing);
+    args.search.apply(&mut chain);
+    let mut run = Run::new(&chain, args.stage.json);
+    let (activations, embedding) = recorded(&mut run)?;
+    let mut told = std::mem::take(&mut run.told);
+    let mut settings = None;
+    if args.search.quality.is_some() {
+        let (key, found) = guard::search(&mut run, &activations, &embedding, &args.search)?;
+        told.append(&mut run.told);
+        let quality = chain.recipe.guard.quality;
+        let choice = *found.choice(quality).ok_or_else(|| {
+            let problem = "no way to run the model keeps this quality in this memory";
+            PrepError::usage(format!("--quality {quality}: {problem}"))
+        })?;
+        settings = Some((key, found.settings(&choice)));
+        chain.follow(&choice);
+    }
+    let mut run = Run { chain: &chain, as_json: args.stage.json, told };
+    packed(&mut run, &activations, &embedding, settings, &args.out)?;
     let seconds = start.elapsed().as_secs_f64();
     if !args.stage.json {
         let peak =
@@ -136,8 +133,57 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
         "seconds": seconds,
         "peak_rss_bytes": peak_rss_bytes(),
     });
-    extend(&mut object, json!({"stages": run.told}));
+    let settings = settings.map(|(_, settings)| settings);
+    extend(&mut object, json!({"settings": settings, "stages": run.told}));
     print(object)
+}
+
+/// What everything else is learned from.
+fn recorded(run: &mut Run<'_>) -> Result<(Activations, Embedding)> {
+    let chain = run.chain;
+    run.stage(&chain.prompts()?)?;
+    let (windows, prompts) = chain.windows(&mut ())?;
+    let activations = chain.activations(&windows, prompts);
+    announce(chain, &activations)?;
+    let activations = Activations::new(run.stage(&activations)?)?;
+    let embedding = Embedding::new(run.stage(&chain.embedding(&activations))?)?;
+    Ok((activations, embedding))
+}
+
+/// Learns the rest, and packs it.
+fn packed(
+    run: &mut Run<'_>,
+    activations: &Activations,
+    embedding: &Embedding,
+    settings: Option<(Key, Settings)>,
+    out: &Path,
+) -> Result<()> {
+    let chain = run.chain;
+    let placement = Placement::read(&run.stage(&chain.placement(activations, embedding))?)?;
+    let stage = chain.predictor(activations, Some(&placement), false);
+    let predictors = Predictors::read(&run.stage(&stage)?)?;
+    let reuse = run.stage(&chain.reuse(activations, &placement))?;
+    let (key, reuse) = (reuse.key(), Reuse::read(&reuse)?);
+    let base = base(run, activations)?;
+    let mlp = if chain.recipe.pack.baseline {
+        Some(run.stage(&chain.mlp(activations, Some(&placement)))?)
+    } else {
+        None
+    };
+    let packing = Instant::now();
+    let mut progress = TerminalProgress::new();
+    let made = Made {
+        placement: &placement,
+        predictors: Some(&predictors),
+        base: base.as_ref(),
+        reuse: Some((key, &reuse)),
+        mlp: mlp.as_ref(),
+        settings,
+    };
+    let bundle = chain.pack(out, &made, &mut progress as &mut dyn Progress)?;
+    drop(progress);
+    run.tell(Chain::PACK, bundle.key, bundle.outcome, bundle.bytes, packing);
+    Ok(())
 }
 
 /// The base, where the model can have one.

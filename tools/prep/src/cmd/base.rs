@@ -82,18 +82,15 @@ pub(crate) fn base(args: &BaseArgs) -> Result<()> {
 pub(crate) fn sparsity(args: &SparsityArgs) -> Result<()> {
     let start = Instant::now();
     let mut progress = TerminalProgress::new();
-    let mut chain = args.stage.chain(&mut progress)?;
+    let chain = args.stage.chain(&mut progress)?;
     let recorded = chain.recorded(SparsityStage::NAME, &mut progress)?;
     let (with_exact, plain) = (&chain.recipe.sparsity.bases, &chain.recipe.sparsity.uniform);
     let wanted = with_exact.iter().map(|&bits| (bits, chain.recipe.base.exact_shares.clone()));
     let wanted: Vec<_> = wanted.chain(plain.iter().map(|&bits| (bits, vec![0.0]))).collect();
     let mut bases = Vec::new();
     for (bits, exact_shares) in wanted {
-        let base = &mut chain.recipe.base;
-        (base.gate_bits, base.up_bits, base.down_bits) = bits.into();
-        base.exact_shares = exact_shares;
-        let (artifact, _) = chain.source.store.run(&chain.base(&recorded)?, None, &mut progress)?;
-        bases.push(Base::new(artifact)?);
+        let stage = chain.base_of(&recorded, bits, &exact_shares)?;
+        bases.push(Base::new(chain.source.store.run(&stage, None, &mut progress)?.0)?);
     }
     let store = &chain.source.store;
     let hash = store.find(&chain.predictor(&recorded, None, false))?;

@@ -51,5 +51,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     if let Some(share) = report.base_resident_share {
         print(format!("base: {:.2} % of the FFNs in half precision", 100.0 * share))?;
     }
+    for line in report.guard.iter().flat_map(super::guard::lines) {
+        print(line)?;
+    }
     report.prices.iter().try_for_each(|price| print(super::base::row(price, None)))
 }

@@ -5,12 +5,13 @@
 //! pushes it through a layer in as many pieces as memory asks for. The definition is
 //! [`ls_compute::reference`]; tests compare the two.
 
+use crate::encode::encode_row;
 use crate::error::{PrepError, Result};
 use crate::model::Model;
 use crate::model::roles::{Part, Role};
 use candle_core::{Device, Tensor};
-use ls_bundle::model::{LayerVectors, ModelConfig, Vectors};
-use ls_compute::{rope_frequencies, rope_turn};
+use ls_bundle::model::{DType, LayerVectors, ModelConfig, QUANT_GROUP, Vectors};
+use ls_compute::{dequantize_row, rope_frequencies, rope_turn};
 use rayon::prelude::*;
 
 /// Rows of the head that are multiplied at a time.
@@ -292,6 +293,24 @@ impl Layer<'_> {
         Ok([gate?, up?, down?])
     }
 
+    /// The same layer with the FFN's weights that a bundle would keep in the format `dtype`.
+    pub fn rounded(self, dtype: DType) -> Result<Self> {
+        let config = self.config;
+        if dtype != DType::F16 && !config.hidden.is_multiple_of(QUANT_GROUP) {
+            let problem = format!("rows of {} weights in groups of {QUANT_GROUP}", config.hidden);
+            return Err(PrepError::unsupported(problem));
+        }
+        let hidden = config.hidden as usize;
+        let round = |mut weights: Vec<f32>| {
+            weights.par_chunks_exact_mut(hidden).try_for_each(|row| round_row(dtype, row))?;
+            matrix(weights, hidden)
+        };
+        let [gate, up, down] = self.neurons()?;
+        let (gate, up, down) = (round(gate)?, round(up)?, round(down)?);
+        let down = down.t().and_then(|down| down.contiguous()).map_err(fault)?;
+        Ok(Layer { gate, up, down, ..self })
+    }
+
     /// SiLU(gate h) * (up h) of every neuron for the FFN inputs `h`; tokens x ffn_hidden.
     pub fn activations(&self, h: Vec<f32>) -> Result<Vec<f32>> {
         let h = matrix(h, self.config.hidden as usize)?;
@@ -306,6 +325,16 @@ impl Layer<'_> {
     pub fn ffn_output(&self, activations: Vec<f32>) -> Result<Vec<f32>> {
         linear(&matrix(activations, self.config.ffn_hidden as usize)?, &self.down)
     }
+}
+
+/// Replaces weights by what their form in `dtype` stands for.
+fn round_row(dtype: DType, row: &mut [f32]) -> Result<()> {
+    let mut bytes = vec![0; dtype.row_bytes(row.len() as u32) as usize];
+    encode_row(dtype, row, &mut bytes).map_err(|found| {
+        PrepError::unsupported(format!("a weight of {} in {dtype:?}", found.value))
+    })?;
+    dequantize_row(dtype, &bytes, row);
+    Ok(())
 }
 
 /// SiLU(gate) * up.
@@ -341,7 +370,7 @@ fn rms_norm(x: &[f32], gain: &[f32], epsilon: f32) -> Vec<f32> {
     out
 }
 
-fn norm_row(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) {
+pub(crate) fn norm_row(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) {
     let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     let scale = 1.0 / (squares / x.len() as f64 + f64::from(epsilon)).sqrt();
     for ((out, &x), &gain) in out.iter_mut().zip(x).zip(gain) {

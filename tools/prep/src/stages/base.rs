@@ -74,12 +74,25 @@ impl<'a> BaseStage<'a> {
         recipe: &Recipe,
     ) -> Result<BaseStage<'a>> {
         let base = &recipe.base;
+        let bits = [base.gate_bits, base.up_bits, base.down_bits];
+        BaseStage::with(source, activations, recipe, bits, base.exact_shares.clone())
+    }
+
+    /// The same with other bits and shares than the recipe's.
+    pub fn with(
+        source: &'a Source,
+        activations: &'a Activations,
+        recipe: &Recipe,
+        bits: [u32; 3],
+        exact_shares: Vec<f64>,
+    ) -> Result<BaseStage<'a>> {
+        let base = &recipe.base;
         let params = Params {
             hidden: activations.params().hidden,
             neurons: activations.params().neurons,
-            bits: [base.gate_bits, base.up_bits, base.down_bits],
+            bits,
             hessian_tokens: base.hessian_tokens.min(activations.params().tokens),
-            exact_shares: base.exact_shares.clone(),
+            exact_shares,
             damping: base.damping,
             feedback_neurons: base.feedback_neurons,
             sweeps: base.sweeps,
@@ -165,6 +178,13 @@ impl Base {
         let bytes =
             neurons * self.layout.bytes() as f64 + content::table_bytes(&self.params) as f64;
         bytes / (neurons * 6.0 * f64::from(self.params.hidden))
+    }
+
+    /// Bytes of a layer in a bundle, and in memory.
+    #[must_use]
+    pub fn bundle_bytes(&self) -> u64 {
+        let records = u64::from(self.params.neurons) * self.layout.bytes() as u64;
+        records + BaseTables::bytes(self.params.neurons, self.layout.cols())
     }
 
     /// What is known of a layer.

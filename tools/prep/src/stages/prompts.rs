@@ -65,19 +65,16 @@ impl<'a> Prompts<'a> {
         Ok(Prompts { source, texts, params })
     }
 
-    /// Windows of one text, at most `windows`.
+    /// Windows of one text, at most `windows`: hands out each one's tokens, and where in the text they are.
     fn take(
         &self,
         text: &SourceFile,
         windows: u64,
         tokenizer: &Tokenizer,
         random: &mut Xoshiro256PlusPlus,
-        tokens: &mut Vec<u32>,
+        put: &mut dyn FnMut(Vec<u32>, Range<u64>),
     ) -> Result<u64> {
-        let window = self.params.window as usize;
-        let special = &self.source.model.config.special;
-        let bos = special.bos.filter(|_| special.add_bos);
-        let body = window - usize::from(bos.is_some());
+        let body = self.body();
         let share = text.len / windows.max(1);
         let slack = share.saturating_sub(body as u64 * BYTES_PER_TOKEN);
         let (mut taken, mut free_from) = (0, 0);
@@ -87,18 +84,105 @@ impl<'a> Prompts<'a> {
             // Near the end of the text a whole window matters more than where it starts.
             let mut found = None;
             for place in [line_after(text, place)?, place, free_from] {
-                found = encode(text, character_after(text, place)?, body, tokenizer)?;
+                let start = character_after(text, place)?;
+                found = encode(text, start, body, tokenizer)?.map(|(ids, end)| (ids, start..end));
                 if found.is_some() {
                     break;
                 }
             }
-            let Some((ids, end)) = found else { break };
-            tokens.extend(bos);
-            tokens.extend(ids);
-            free_from = end;
+            let Some((ids, place)) = found else { break };
+            free_from = place.end;
+            put(ids, place);
             taken += 1;
         }
         Ok(taken)
+    }
+
+    /// Tokens of text in a window.
+    fn body(&self) -> usize {
+        self.params.window as usize - self.bos().iter().len()
+    }
+
+    /// What each window starts with.
+    fn bos(&self) -> Option<u32> {
+        let special = &self.source.model.config.special;
+        special.bos.filter(|_| special.add_bos)
+    }
+
+    /// All windows, text after text: hands out the text's number, the tokens and their place.
+    fn walk(&self, put: &mut dyn FnMut(usize, Vec<u32>, Range<u64>)) -> Result<Vec<u64>> {
+        let tokenizer = self.tokenizer()?;
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(self.params.seed);
+        let sizes: Vec<u64> = self.texts.iter().map(|(text, _)| text.len).collect();
+        let windows = apportion(self.params.tokens / u64::from(self.params.window), &sizes);
+        let of_text = self.texts.iter().zip(windows).enumerate();
+        of_text
+            .map(|(number, ((text, _), windows))| {
+                let mut put = |ids, place| put(number, ids, place);
+                self.take(text, windows, &tokenizer, &mut random, &mut put)
+            })
+            .collect()
+    }
+
+    fn tokenizer(&self) -> Result<Tokenizer> {
+        let json = &self.source.model.tokenizer.json;
+        Tokenizer::from_bytes(json.as_bytes())
+            .map_err(|problem| PrepError::corrupt("tokenizer", problem))
+    }
+
+    /// At most `count` tokens of the same texts, whole windows, none of which is in a window of the stage. They lie in
+    /// the middle of gaps between those, spread over all texts.
+    ///
+    /// # Errors
+    /// If no gap has room for a window.
+    pub fn held_out(&self, count: u64) -> Result<Vec<u32>> {
+        let mut gaps: Vec<(usize, Range<u64>)> = Vec::new();
+        let mut ends = vec![0; self.texts.len()];
+        self.walk(&mut |text, _, place| {
+            gaps.push((text, ends[text]..place.start));
+            ends[text] = place.end;
+        })?;
+        let tails = self.texts.iter().enumerate().map(|(n, (text, _))| (n, ends[n]..text.len));
+        gaps.extend(tails);
+        let tokenizer = self.tokenizer()?;
+        let inside = |(number, gap): (usize, Range<u64>)| {
+            self.within(&self.texts[number].0, gap, &tokenizer).transpose()
+        };
+        let windows = gaps.into_iter().filter_map(inside).collect::<Result<Vec<_>>>()?;
+        let wanted = (count / u64::from(self.params.window)).min(windows.len() as u64) as usize;
+        let mut tokens = Vec::new();
+        for taken in 0..wanted {
+            tokens.extend(self.bos());
+            tokens.extend(&windows[taken * windows.len() / wanted]);
+        }
+        if tokens.is_empty() {
+            let problem = "no room for held-out windows between those that are learned from";
+            return Err(PrepError::usage(format!("the calibration text has {problem}")));
+        }
+        Ok(tokens)
+    }
+}
+
+impl Prompts<'_> {
+    /// The text of a window in the middle of a gap, if there is room.
+    fn within(
+        &self,
+        text: &SourceFile,
+        gap: Range<u64>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Vec<u32>>> {
+        let body = self.body();
+        let slack = gap.end.saturating_sub(gap.start + body as u64 * BYTES_PER_TOKEN);
+        let middle = gap.start + slack / 2;
+        for place in [line_after(text, middle)?, middle, gap.start] {
+            let start = character_after(text, place)?;
+            if let Some((ids, end)) = encode(text, start, body, tokenizer)?
+                && end <= gap.end
+            {
+                return Ok(Some(ids));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -125,16 +209,11 @@ impl Stage for Prompts<'_> {
     }
 
     fn run(&self, journal: &mut Journal, _: &mut dyn Progress) -> Result<()> {
-        let json = &self.source.model.tokenizer.json;
-        let tokenizer = Tokenizer::from_bytes(json.as_bytes())
-            .map_err(|problem| PrepError::corrupt("tokenizer", problem))?;
-        let mut random = Xoshiro256PlusPlus::seed_from_u64(self.params.seed);
-        let sizes: Vec<u64> = self.texts.iter().map(|(text, _)| text.len).collect();
-        let windows = self.params.tokens / u64::from(self.params.window);
-        let (mut tokens, mut taken) = (Vec::new(), Vec::new());
-        for ((text, _), windows) in self.texts.iter().zip(apportion(windows, &sizes)) {
-            taken.push(self.take(text, windows, &tokenizer, &mut random, &mut tokens)?);
-        }
+        let (bos, mut tokens) = (self.bos(), Vec::new());
+        let taken = self.walk(&mut |_, ids, _| {
+            tokens.extend(bos);
+            tokens.extend(ids);
+        })?;
         if tokens.is_empty() {
             let window = self.params.window;
             let problem =

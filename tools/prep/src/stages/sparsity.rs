@@ -149,7 +149,7 @@ impl<'a> SparsityStage<'a> {
         recipe: &Recipe,
     ) -> Result<SparsityStage<'a>> {
         let window = recipe.calibration.window.min(source.model.config.context_length);
-        let tokens = windows(source, texts, window, recipe.sparsity.eval_tokens)?;
+        let tokens = first_windows(source, texts, window, recipe.sparsity.eval_tokens)?;
         let key = |path: &PathBuf| Key::parse(&hash(std::slice::from_ref(path), &mut ())?);
         let texts = texts.iter().map(key).collect::<Result<_>>()?;
         let arms = arms(&recipe.sparsity.levels, bases, learned);
@@ -241,7 +241,12 @@ fn arms(levels: &[f64], bases: &[Base], learned: Learnt<'_>) -> Vec<(Way, f64)> 
 
 /// The first `count` tokens of `texts`, rounded down to whole windows, which each start with BOS where the model's
 /// prompts do.
-fn windows(source: &Source, texts: &[PathBuf], window: u32, count: u64) -> Result<Vec<u32>> {
+pub fn first_windows(
+    source: &Source,
+    texts: &[PathBuf],
+    window: u32,
+    count: u64,
+) -> Result<Vec<u32>> {
     let tokenizer = Tokenizer::from_bytes(source.model.tokenizer.json.as_bytes())
         .map_err(|problem| PrepError::corrupt("tokenizer", problem))?;
     let special = &source.model.config.special;

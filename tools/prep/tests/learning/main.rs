@@ -8,6 +8,7 @@ mod chain;
 mod cli;
 mod datasets;
 mod forward;
+mod guard;
 mod pack;
 mod placement;
 mod predictor;
