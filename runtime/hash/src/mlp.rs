@@ -76,13 +76,25 @@ impl MlpTables {
         (rounded, scales)
     }
 
+    /// Whether weights are signs.
+    #[must_use]
+    pub fn is_signs(&self) -> bool {
+        matches!(self.weights, MlpWeights::Signs { .. })
+    }
+
     /// Bytes that stay in memory at some shape.
     #[must_use]
     pub fn bytes_at(&self, dims: usize, blocks: usize) -> u64 {
-        let hidden = self.first_biases.len();
-        let weights = match &self.weights {
-            MlpWeights::Int8 { .. } => hidden * dims + blocks * hidden + 4 * hidden,
-            MlpWeights::Signs { .. } => hidden * dims.div_ceil(8) + blocks * hidden.div_ceil(8),
+        MlpTables::bytes_of(dims, self.hidden(), blocks, self.is_signs())
+    }
+
+    /// The same of tables with so many hidden units, of signs or of bytes.
+    #[must_use]
+    pub fn bytes_of(dims: usize, hidden: usize, blocks: usize, signs: bool) -> u64 {
+        let weights = if signs {
+            hidden * dims.div_ceil(8) + blocks * hidden.div_ceil(8)
+        } else {
+            hidden * dims + blocks * hidden + 4 * hidden
         };
         (8 * dims + weights + 4 * hidden + 8 * blocks) as u64
     }
@@ -98,7 +110,7 @@ impl MlpTables {
     pub fn to_bytes(&self) -> Vec<u8> {
         let (dims, hidden) = (self.input.dims(), self.first_biases.len());
         let mut bytes = MAGIC.to_vec();
-        let kind = if matches!(self.weights, MlpWeights::Int8 { .. }) { 8 } else { 1 };
+        let kind = if self.is_signs() { 1 } else { 8 };
         for size in [VERSION, dims as u32, hidden as u32, self.biases.len() as u32, kind] {
             bytes.extend(size.to_le_bytes());
         }
@@ -174,7 +186,9 @@ impl<'a> Reader<'a> {
     }
 
     fn int8(&mut self, len: usize) -> Option<Vec<i8>> {
-        Some(self.take(len)?.iter().map(|&w| w as i8).collect())
+        let weights: Vec<i8> = self.take(len)?.iter().map(|w| w.cast_signed()).collect();
+        // The kernels take sizes of weights, and -128 has none.
+        (!weights.contains(&i8::MIN)).then_some(weights)
     }
 
     fn tables(&mut self) -> Option<MlpTables> {

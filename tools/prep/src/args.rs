@@ -2,6 +2,7 @@
 
 use crate::cmd::all::AllArgs;
 use crate::cmd::base::{BaseArgs, SparsityArgs};
+use crate::cmd::compare::CompareArgs;
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::guard::GuardArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
@@ -33,6 +34,7 @@ pub(crate) enum Command {
     Activations(ActivationsArgs),
     Predictor(PredictorArgs),
     Mlp(MlpArgs),
+    Compare(CompareArgs),
     Base(BaseArgs),
     Sparsity(SparsityArgs),
     Guard(GuardArgs),

@@ -2,6 +2,7 @@
 
 pub(crate) mod all;
 pub(crate) mod base;
+pub(crate) mod compare;
 pub(crate) mod datasets;
 pub(crate) mod guard;
 pub(crate) mod predictor;

@@ -32,4 +32,5 @@ pub mod sparse;
 pub mod stage;
 pub mod stages;
 pub mod synth;
+pub mod timing;
 pub mod train;

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Placement(args) => cmd::stages::placement(&args),
         Command::Predictor(args) => cmd::predictor::predictor(&args),
         Command::Mlp(args) => cmd::predictor::mlp(&args),
+        Command::Compare(args) => cmd::compare::run(&args),
         Command::Base(args) => cmd::base::base(&args),
         Command::Sparsity(args) => cmd::base::sparsity(&args),
         Command::Guard(args) => cmd::guard::run(&args),

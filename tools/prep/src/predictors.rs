@@ -9,11 +9,13 @@ mod free;
 mod hash;
 mod mlp;
 mod refine;
+mod sketch;
 
-pub use free::{Ema, Frequency};
+pub use free::{Ema, Foresight, Frequency};
 pub use hash::PackedScorer;
 pub use mlp::{MlpScorer, read as read_mlp};
 pub use refine::{Refinement, refinement};
+pub use sketch::SketchScorer;
 
 use crate::error::{PrepError, Result};
 use crate::metrics::{Figures, Meter, Oracle, order_of};
@@ -29,6 +31,10 @@ pub trait Scorer: Send {
     const LOOKS: bool = true;
     /// A new text begins: forgets past activity.
     fn restart(&mut self) {}
+    /// What the blocks are about to do, for the oracle; others must not look.
+    fn foresee(&mut self, importance: &[f32]) {
+        let _ = importance;
+    }
     /// Scores of all blocks for a residual, larger for likelier.
     fn scores(&mut self, residual: &[f32], scores: &mut [f32]);
     /// The token is done; these blocks were active.
@@ -197,6 +203,7 @@ fn measure_window<S: Scorer>(
     for token in tokens {
         grouping.importance(own.codes(token), &mut importance);
         let oracle = Oracle::new(&importance);
+        scorer.foresee(&importance);
         let mut ask = |from: &[f16], meter: &mut Meter| {
             widen(from, &mut residual);
             scorer.scores(&residual, &mut scores);

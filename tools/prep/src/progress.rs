@@ -19,6 +19,8 @@ pub enum Phase {
     Mlp,
     /// Rounding a resident copy of the FFNs; counted in layers.
     Base,
+    /// Measuring predictors beside each other; counted in layers.
+    Comparison,
     /// Measuring perplexity; counted in tokens, each once a layer.
     Evaluation,
     /// Decomposing features; counted in layers.

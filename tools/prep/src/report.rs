@@ -4,27 +4,21 @@
 use crate::artifact::Artifact;
 use crate::error::{PrepError, Result};
 use crate::key::Key;
-use crate::predictors::{Measured, PackedScorer, Scorer};
+use crate::predictors::Measured;
 use crate::stage::{Stage, Store};
 use crate::stages::activations::ActivationsStage;
 use crate::stages::base::{Base, BaseStage};
+use crate::stages::comparison::{ComparisonStage, Kind, Summary, summaries};
 use crate::stages::guard::{Guard, GuardStage};
 use crate::stages::mlp::{self, MlpStage};
 use crate::stages::placement::{LayerPlacement, Placement, PlacementStage};
-use crate::stages::predictor::{
-    COMPARED_SHAPE, LayerPredictor, Params, PredictorStage, Predictors, blank_at,
-};
+use crate::stages::predictor::{LayerPredictor, Params, PredictorStage, Predictors};
 use crate::stages::reuse::{LayerReuse, Reuse, ReuseStage};
 use crate::stages::sparsity::{Price, SparsityStage, prices};
 use ls_bundle::Bundle;
-use ls_hash::StackTables;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
-
-/// Predictions timed for a row.
-const TIMED: u32 = 200;
 
 /// Figures of a predictor, means over layers, on windows that it did not learn from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -43,9 +37,11 @@ pub struct Row {
     pub imp20_stale: f64,
     /// Bytes that stay in memory, a layer of hidden 4096 and 14336 neurons.
     pub bytes_per_layer: u64,
-    /// Of a prediction on one thread for a layer of that size, median; where it was timed.
+    /// Of a prediction on one thread for a layer of that size, median; null where it is not run here.
     pub microseconds: Option<f64>,
-    /// `imp20` of each layer.
+    /// The layers that it was measured in.
+    pub layers: Vec<u32>,
+    /// `imp20` of each.
     pub imp20_by_layer: Vec<f64>,
 }
 
@@ -91,12 +87,15 @@ impl Report {
             model,
             made_of: made_of.clone(),
         };
-        for artifact in found.of_stage(PredictorStage::NAME)? {
-            let predictors = Predictors::read(&artifact)?;
-            report.predictors.extend(hash_rows(&artifact, &predictors)?);
-        }
-        for artifact in found.of_stage(MlpStage::NAME)? {
-            report.predictors.extend(mlp_rows(&mlp::read(&artifact)?));
+        report.predictors = found.compared()?;
+        if report.predictors.is_empty() {
+            for artifact in found.of_stage(PredictorStage::NAME)? {
+                let predictors = Predictors::read(&artifact)?;
+                report.predictors.extend(hash_rows(&artifact, &predictors)?);
+            }
+            for artifact in found.of_stage(MlpStage::NAME)? {
+                report.predictors.extend(mlp_rows(&mlp::read(&artifact)?)?);
+            }
         }
         if let Some(artifact) = found.packed(PlacementStage::NAME)? {
             report.placement = Placement::read(&artifact)?.layers;
@@ -146,6 +145,19 @@ impl Found<'_> {
         if path.exists() { Artifact::open(&path).map(Some) } else { Ok(None) }
     }
 
+    /// The rows of the comparison of most layers, whole or in shares; none if there is no comparison.
+    fn compared(&self) -> Result<Vec<Row>> {
+        let mut by_key: BTreeMap<Key, Vec<Artifact>> = BTreeMap::new();
+        for artifact in self.of_stage(ComparisonStage::NAME)? {
+            by_key.entry(artifact.key()).or_default().push(artifact);
+        }
+        let layers = |shares: &Vec<Artifact>| {
+            shares.iter().map(|share| share.description().units_held().len()).max()
+        };
+        let Some(shares) = by_key.into_values().max_by_key(layers) else { return Ok(Vec::new()) };
+        summaries(&shares)?.iter().map(Row::of).collect()
+    }
+
     /// All complete artifacts of a stage that come from the activations that the packed predictors come from, shares of
     /// layers too; by name. Of a stage without activations (prices) all.
     fn of_stage(&self, stage: &str) -> Result<Vec<Artifact>> {
@@ -171,69 +183,73 @@ impl Found<'_> {
 
 /// The stack, and what costs nothing beside it.
 fn hash_rows(artifact: &Artifact, predictors: &Predictors) -> Result<Vec<Row>> {
-    let layers = &predictors.layers;
-    let Some(first) = layers.first() else { return Ok(Vec::new()) };
-    let stack = first.stack()?;
-    let tables = stack.tables.len();
-    let name = if tables > 0 { "literal stack" } else { "our stack" };
+    let Some(first) = predictors.layers.first() else { return Ok(Vec::new()) };
+    let name = if first.stack()?.tables.is_empty() { "our stack" } else { "literal stack" };
     let params: Params = artifact.params()?;
-    let [hidden, neurons] = COMPARED_SHAPE;
-    let blocks = neurons.div_ceil(first.measured.hash.block as usize);
-    let microseconds = Some(microseconds(blank_at(&params.recipe, hidden, blocks)?)?);
-    let bytes = first.compared_bytes;
     type Part = fn(&LayerPredictor) -> &Measured;
-    let parts: [(&str, u64, Option<f64>, Part); 3] = [
-        (name, bytes, microseconds, |layer| &layer.measured.hash),
-        ("frequency prior", 0, None, |layer| &layer.measured.frequency),
-        ("EMA", 0, None, |layer| &layer.measured.ema),
+    let parts: [(&str, Kind, Part); 3] = [
+        (name, Kind::Stack(Box::new(params.recipe)), |layer| &layer.measured.hash),
+        ("frequency prior", Kind::Frequency, |layer| &layer.measured.frequency),
+        ("EMA", Kind::Average, |layer| &layer.measured.ema),
     ];
-    let row = |(name, bytes, microseconds, part): (&str, u64, Option<f64>, Part)| {
-        row(name, bytes, microseconds, &layers.iter().map(part).collect::<Vec<_>>())
+    let row = |(name, kind, part): (&str, Kind, Part)| {
+        let measured = predictors.layers.iter().map(|layer| part(layer).clone());
+        let layers = (predictors.first_layer..).zip(measured).collect();
+        Row::of(&Summary { name: name.to_owned(), kind, layers })
     };
-    Ok(parts.into_iter().map(row).collect())
+    parts.into_iter().map(row).collect()
 }
 
-fn mlp_rows(layers: &[Vec<mlp::Baseline>]) -> Vec<Row> {
+fn mlp_rows(layers: &[Vec<mlp::Baseline>]) -> Result<Vec<Row>> {
     let of = |name: &str| {
-        let found: Vec<_> = layers.iter().flatten().filter(|b| b.name == name).collect();
-        let first = found.first()?;
-        let measured: Vec<_> = found.iter().map(|baseline| &baseline.measured).collect();
-        let title = format!("MLP {name} r={}", first.hidden);
-        Some(row(&title, first.compared_bytes, None, &measured))
+        let all = || (0u32..).zip(layers).flat_map(|(n, layer)| layer.iter().map(move |b| (n, b)));
+        let found: Vec<_> = all().filter(|(_, baseline)| baseline.name == name).collect();
+        let hidden = found.first()?.1.hidden;
+        let kind = Kind::Mlp { hidden, signs: name == "binary" };
+        let layers = found.into_iter().map(|(n, baseline)| (n, baseline.measured.clone()));
+        let name = format!("MLP {name} r={hidden}");
+        Some(Row::of(&Summary { name, kind, layers: layers.collect() }))
     };
     mlp::NAMES.iter().filter_map(|name| of(name)).collect()
 }
 
-fn row(name: &str, bytes: u64, microseconds: Option<f64>, layers: &[&Measured]) -> Row {
-    let mean = |of: fn(&Measured) -> f64| {
-        layers.iter().map(|layer| of(layer)).sum::<f64>() / layers.len() as f64
-    };
-    Row {
-        name: name.to_owned(),
-        block: layers[0].block,
-        imp20: mean(|layer| layer.full.imp20),
-        top10: mean(|layer| layer.full.top10),
-        red95: mean(|layer| layer.full.red95),
-        imp20_stale: mean(|layer| layer.stale.imp20),
-        bytes_per_layer: bytes,
-        microseconds,
-        imp20_by_layer: layers.iter().map(|layer| layer.full.imp20).collect(),
+impl Row {
+    /// The means of a predictor's figures, its bytes and its time.
+    pub fn of(summary: &Summary) -> Result<Row> {
+        let Summary { name, kind, layers } = summary;
+        let mean = |of: fn(&Measured) -> f64| {
+            layers.iter().map(|(_, layer)| of(layer)).sum::<f64>() / layers.len() as f64
+        };
+        let block = layers[0].1.block;
+        Ok(Row {
+            name: name.clone(),
+            block,
+            imp20: mean(|layer| layer.full.imp20),
+            top10: mean(|layer| layer.full.top10),
+            red95: mean(|layer| layer.full.red95),
+            imp20_stale: mean(|layer| layer.stale.imp20),
+            bytes_per_layer: kind.bytes(block)?,
+            microseconds: kind.microseconds(block)?,
+            layers: layers.iter().map(|(layer, _)| *layer).collect(),
+            imp20_by_layer: layers.iter().map(|(_, layer)| layer.full.imp20).collect(),
+        })
     }
 }
 
-/// Median time of a prediction.
-fn microseconds(stack: StackTables) -> Result<f64> {
-    let residual: Vec<f32> =
-        (0..stack.input.dims()).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
-    let mut scorer = PackedScorer::new(stack)?;
-    let mut scores = vec![0.0; scorer.blocks()];
-    let mut times: Vec<f64> = (0..TIMED)
-        .map(|_| {
-            let start = Instant::now();
-            scorer.scores(&residual, &mut scores);
-            1e6 * start.elapsed().as_secs_f64()
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+/// Rows for people.
+#[must_use]
+pub fn table(rows: &[Row]) -> Vec<String> {
+    let head = "predictor            block  imp20  top10  red95  stale  bytes a layer (7B)   us (7B)  layers";
+    let line = |row: &Row| {
+        let time = row.microseconds.map_or("-".to_owned(), |us| format!("{us:.1}"));
+        let Row { name, block, imp20, top10, red95, imp20_stale, bytes_per_layer, layers, .. } =
+            row;
+        let stale = imp20_stale;
+        let measured = layers.len();
+        format!(
+            "{name:<20} {block:>5}  {imp20:.3}  {top10:.3}  {red95:.3}  {stale:.3} {bytes_per_layer:>19} \
+             {time:>9}  {measured:>6}"
+        )
+    };
+    std::iter::once(head.to_owned()).chain(rows.iter().map(line)).collect()
 }

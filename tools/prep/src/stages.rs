@@ -3,6 +3,7 @@
 pub mod activations;
 pub mod base;
 pub(crate) mod coactivity;
+pub mod comparison;
 pub mod embedding;
 pub mod guard;
 pub mod mlp;

@@ -33,6 +33,7 @@ impl Progress for TerminalProgress {
             Phase::Predictor => ("predictor", "layers"),
             Phase::Mlp => ("baselines", "layers"),
             Phase::Base => ("base", "layers"),
+            Phase::Comparison => ("comparison", "layers"),
             Phase::Evaluation => ("evaluation", "tokens"),
             Phase::Projection => ("projection", "layers"),
             Phase::Synth => ("writing", "bytes"),

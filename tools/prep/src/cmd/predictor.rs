@@ -77,7 +77,7 @@ fn inputs(
 }
 
 /// The activations of a test text, which are recorded if they are not there.
-fn test_activations(
+pub(crate) fn test_activations(
     args: &StageArgs,
     texts: &[PathBuf],
     tokens: u64,

@@ -2,7 +2,7 @@
 
 use super::print;
 use ls_prep::error::Result;
-use ls_prep::report::Report;
+use ls_prep::report::{Report, table};
 use std::path::PathBuf;
 
 /// Prints what is known of a bundle's preparation: predictors, orders, caches, prices.
@@ -26,22 +26,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         return print(serde_json::to_string(&report).expect("plain data"));
     }
     print(format!("{}, from {} artifacts", report.model, report.made_of.len()))?;
-    print(
-        "predictor            block  imp20  top10  red95  stale   bytes a layer (7B)     us (7B)",
-    )?;
-    for row in &report.predictors {
-        let time = row.microseconds.map_or("-".to_owned(), |us| format!("{us:.1}"));
-        print(format!(
-            "{:<20} {:>5}  {:.3}  {:.3}  {:.3}  {:.3}  {:>12}  {time:>16}",
-            row.name,
-            row.block,
-            row.imp20,
-            row.top10,
-            row.red95,
-            row.imp20_stale,
-            row.bytes_per_layer,
-        ))?;
-    }
+    table(&report.predictors).into_iter().try_for_each(print)?;
     for (layer, placed) in report.placement.iter().enumerate() {
         let of =
             |m: &ls_prep::stages::placement::Measured| format!("{} {:.3}", m.method, m.redundancy);

@@ -1,4 +1,5 @@
-//! Predictors that do not look at the residual: what is often or lately active will be active again.
+//! Predictors that do not look at the residual: what is often or lately active will be active again; and the oracle, which
+//! is told.
 
 use super::Scorer;
 
@@ -14,6 +15,25 @@ impl Scorer for Frequency {
 
     fn scores(&mut self, _: &[f32], scores: &mut [f32]) {
         scores.copy_from_slice(&self.shares);
+    }
+}
+
+/// Orders blocks by what they are about to do: what no predictor can better.
+#[derive(Clone, Debug, Default)]
+pub struct Foresight {
+    importance: Vec<f32>,
+}
+
+impl Scorer for Foresight {
+    const LOOKS: bool = false;
+
+    fn foresee(&mut self, importance: &[f32]) {
+        self.importance.clear();
+        self.importance.extend_from_slice(importance);
+    }
+
+    fn scores(&mut self, _: &[f32], scores: &mut [f32]) {
+        scores.copy_from_slice(&self.importance);
     }
 }
 

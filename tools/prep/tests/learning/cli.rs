@@ -131,6 +131,46 @@ fn all_makes_a_bundle_once() {
 }
 
 #[test]
+fn predictors_are_compared_on_the_same_tokens() {
+    let bench = Bench::new();
+    for command in ["prompts", "activations", "embedding", "placement"] {
+        run(&mut stage(&bench, command, "a"));
+    }
+    let mut compared = stage(&bench, "compare", "a");
+    let found = run(compared.args(["--layers", "1..2"]));
+    let rows = found["predictors"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    let wanted = [
+        "frequency prior",
+        "EMA",
+        "literal stack",
+        "our stack",
+        "our stack",
+        "MLP full r=32",
+        "MLP stale r=32",
+        "MLP wide-full r=64",
+        "MLP wide-stale r=64",
+        "MLP tiny r=8",
+        "BNN r=64",
+        "sketch 2/2 bits",
+        "sketch 3/3 bits",
+        "oracle",
+    ];
+    assert_eq!(names, wanted);
+    assert_eq!((&rows[3]["block"], &rows[4]["block"]), (&1.into(), &2.into()));
+    let number = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
+    assert_eq!((number(13, "imp20"), number(13, "top10")), (1.0, 1.0), "the oracle is never wrong");
+    assert!(number(13, "red95") < 0.0, "and needs less than a fifth for 95 %");
+    assert!(number(12, "imp20") > number(11, "imp20") && number(11, "imp20") > number(0, "imp20"));
+    assert!(rows[10]["microseconds"].is_null() && rows[13]["microseconds"].is_null());
+    assert!(number(7, "microseconds") > number(9, "microseconds"), "{rows:?}");
+    let mut tested = stage(&bench, "compare", "a");
+    tested.args(["--layers", "1..2", "--no-literal", "--no-mlp", "--test-tokens", "256"]);
+    let tested = run(tested.arg("--test").arg(text()));
+    assert_eq!(tested["tokens"], 256, "all windows of another text");
+}
+
+#[test]
 fn killed_at_any_moment_it_goes_on_to_the_same_bytes() {
     let bench = Bench::new();
     let whole = run(&mut stage(&bench, "activations", "whole"));
