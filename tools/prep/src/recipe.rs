@@ -95,7 +95,10 @@ Reuse {
     learning_rate: f64, temperature: [f64; 2], extended: bool, cache_bias: Vec<f64>,
 } }
 section! { /// `[sparsity]`.
-Sparsity { levels: Vec<f64>, bases: Vec<[u32; 3]>, uniform: Vec<[u32; 3]>, eval_tokens: u64, } }
+Sparsity {
+    levels: Vec<f64>, bases: Vec<[u32; 3]>, thresholds: bool, uniform: Vec<[u32; 3]>, formats: Vec<Format>,
+    eval_tokens: u64,
+} }
 section! { /// `[guard]`.
 Guard {
     quality: f64, tolerances: Vec<f64>, resident: f64, bases: Vec<[u32; 3]>, formats: Vec<Format>,

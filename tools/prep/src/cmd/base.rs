@@ -8,7 +8,7 @@ use ls_prep::error::Result;
 use ls_prep::stage::Stage;
 use ls_prep::stages::base::{Base, BaseStage};
 use ls_prep::stages::predictor::Predictors;
-use ls_prep::stages::sparsity::{Learnt, Price, SparsityStage, prices};
+use ls_prep::stages::sparsity::{Learnt, Price, SparsityStage, Way, prices};
 use serde_json::json;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -27,7 +27,9 @@ pub(crate) struct BaseArgs {
 const SPARSITY_EXAMPLES: &str = "\
 Examples:
   ls-prep sparsity model.gguf --calibration datasets/text/*.txt --eval wikitext2-test.txt
-  ls-prep sparsity model.gguf --calibration a.txt --eval b.txt --arms 0..12   # a share of the rows";
+  ls-prep sparsity model.gguf --calibration a.txt --eval b.txt --list         # numbers of the rows
+  ls-prep sparsity model.gguf --calibration a.txt --eval b.txt --arms 0..12   # a share of them
+  ls-prep merge artifacts/model/65-sparsity/*.bin                             # all shares to one";
 
 /// The price list: perplexity of held-out text when only some neurons run.
 ///
@@ -43,6 +45,9 @@ pub(crate) struct SparsityArgs {
     /// Only these rows: A..B, without B
     #[arg(long, value_name = "A..B", value_parser = parse_range)]
     arms: Option<Range<u32>>,
+    /// Only say which rows there are, once the bases are made
+    #[arg(long)]
+    list: bool,
 }
 
 /// `ls-prep base`.
@@ -98,10 +103,21 @@ pub(crate) fn sparsity(args: &SparsityArgs) -> Result<()> {
     let mlp = store.find(&chain.mlp(&recorded, None))?;
     let learned = Learnt { hash: hash.as_ref(), mlp: mlp.as_ref() };
     let stage = SparsityStage::new(&chain.source, &bases, learned, &args.eval, &chain.recipe)?;
+    if args.list {
+        drop(progress);
+        let arms = stage.params().arms;
+        if args.stage.json {
+            return print(json!({"arms": arms}));
+        }
+        let line = |(number, (way, level)): (usize, &(Way, f64))| {
+            print(format!("{number:>4}  {way}, {:.0} % left out", 100.0 * level))
+        };
+        return arms.iter().enumerate().try_for_each(line);
+    }
     let (artifact, outcome) = chain.source.store.run(&stage, args.arms.clone(), &mut progress)?;
     drop(progress);
     let prices = prices(&artifact)?;
-    let dense = prices.iter().find(|price| price.sparsity == 0.0).map(|price| price.perplexity);
+    let dense = prices.iter().find(|price| price.way == Way::Dense).map(|price| price.perplexity);
     if !args.stage.json {
         prices.iter().try_for_each(|price| print(row(price, dense)))?;
     }
@@ -116,11 +132,12 @@ pub(crate) fn row(price: &Price, dense: Option<f64>) -> String {
         format!(" ({:+.1} %)", 100.0 * (price.perplexity / dense - 1.0))
     });
     format!(
-        "{:<14} {:>4.1} % exact  perplexity {:>9.3}{more:<12} resident {:>5.2} %  streamed {} a token",
+        "{:<14} {:>4.1} % exact  perplexity {:>9.3}{more:<12} resident {:>5.2} %  streamed {} a token  total {:>5.1} %",
         price.way.to_string(),
         100.0 * price.exact_share,
         price.perplexity,
         100.0 * price.resident_share,
         ByteCount(price.streamed_bytes),
+        100.0 * price.total_share,
     )
 }

@@ -14,9 +14,9 @@ use crate::journal::Journal;
 use crate::key::Key;
 use crate::model::weights::SourceFile;
 use crate::progress::Progress;
-use crate::recipe::Recipe;
+use crate::recipe::{self, Format, Recipe};
 use crate::sparse::{
-    Dense, Oracle, Policy, Selected, Selection, WithBase, likelihoods, perplexity,
+    Dense, Oracle, Policy, Selected, Selection, WithBase, likelihoods_in, perplexity,
 };
 use crate::stage::Stage;
 use crate::stages::base::Base;
@@ -25,6 +25,7 @@ use crate::stages::predictor::{PredictorStage, Predictors};
 use crate::stages::prompts::encode;
 use crate::stages::source::Source;
 use learned::{From, Learned};
+use ls_bundle::model::{DType, QUANT_GROUP};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -49,6 +50,11 @@ pub enum Way {
         /// Whether one threshold for all layers selects, and not a count.
         threshold: bool,
     },
+    /// All run, in a number format of bundles: plain rounding.
+    Rounded {
+        /// Of gate, up and down.
+        format: Format,
+    },
     /// A low-bit copy runs for all: plain quantisation, nothing is streamed.
     Uniform {
         /// Of gate, up and down.
@@ -70,6 +76,7 @@ impl std::fmt::Display for Way {
             Way::Oracle => write!(f, "oracle"),
             Way::Hash => write!(f, "hash"),
             Way::Mlp => write!(f, "mlp"),
+            Way::Rounded { format } => write!(f, "{}", format.name()),
             Way::Uniform { bits: [gate, up, down] } => write!(f, "uniform {gate}/{up}/{down}"),
             Way::Sketch { bits: [gate, up], threshold } => {
                 write!(f, "sketch {gate}/{up}{}", if *threshold { " t" } else { "" })
@@ -95,8 +102,11 @@ pub struct Price {
     pub perplexity: f64,
     /// Bytes that the way keeps, as a share of the FFNs in half precision.
     pub resident_share: f64,
-    /// Bytes of exact neurons in half precision that a token needs.
+    /// Bytes of exact neurons that a token needs: in half precision, or in the way's format.
     pub streamed_bytes: u64,
+    /// Both, as a share of the FFNs in half precision: what plain quantisation is compared at.
+    #[serde(default)]
+    pub total_share: f64,
 }
 
 /// What the list depends on besides the model, the text and the bases.
@@ -152,7 +162,7 @@ impl<'a> SparsityStage<'a> {
         let tokens = first_windows(source, texts, window, recipe.sparsity.eval_tokens)?;
         let key = |path: &PathBuf| Key::parse(&hash(std::slice::from_ref(path), &mut ())?);
         let texts = texts.iter().map(key).collect::<Result<_>>()?;
-        let arms = arms(&recipe.sparsity.levels, bases, learned);
+        let arms = arms(&recipe.sparsity, bases, learned);
         let params = Params { tokens: tokens.len() as u64, window, arms };
         Ok(SparsityStage { source, bases, learned, texts, tokens, params })
     }
@@ -170,7 +180,7 @@ impl<'a> SparsityStage<'a> {
             (Way::Uniform { .. }, Some(base)) => {
                 Box::new(WithBase::new(base, Selection::Share(0.0)))
             }
-            (Way::Dense, _) => Box::new(Dense::default()),
+            (Way::Dense | Way::Rounded { .. }, _) => Box::new(Dense::default()),
             (Way::Hash, _) => {
                 let from = From::Hash(self.learned.hash.expect("an arm for what is there"));
                 Box::new(Selected::new(Learned::new(from, self.params.window), exact_share))
@@ -181,19 +191,28 @@ impl<'a> SparsityStage<'a> {
             }
             _ => Box::new(Selected::new(Oracle::new(false), exact_share)),
         };
-        let (tokens, window) = (&self.tokens, self.params.window);
-        let nll = likelihoods(&self.source.model, tokens, window, &mut *policy, progress)?;
+        let ffn = match way {
+            Way::Rounded { format } => Some(DType::from(format)),
+            _ => None,
+        };
+        let (model, tokens, window) = (&self.source.model, &self.tokens, self.params.window);
+        let nll = likelihoods_in(model, ffn, tokens, window, &mut *policy, progress)?;
         let layers = u64::from(config.layers);
         let all = layers * u64::from(config.ffn_hidden) * self.params.tokens;
         let exact_share = policy.exact_neurons() as f64 / all as f64;
         let ffn_bytes = layers * u64::from(config.ffn_hidden) * 6 * u64::from(config.hidden);
+        // Rows of a format are of whole groups.
+        let halves = ffn.map_or(1.0, |dtype| dtype.row_bytes(QUANT_GROUP) as f64 / 64.0);
+        let streamed_share = exact_share * halves;
+        let resident_share = base.map_or(0.0, Base::resident_share);
         Ok(Price {
             way,
             sparsity,
             perplexity: perplexity(&nll),
-            resident_share: base.map_or(0.0, Base::resident_share),
+            resident_share,
             exact_share,
-            streamed_bytes: (ffn_bytes as f64 * exact_share).round() as u64,
+            streamed_bytes: (ffn_bytes as f64 * streamed_share).round() as u64,
+            total_share: resident_share + streamed_share,
         })
     }
 }
@@ -223,15 +242,18 @@ fn selection(base: &Base, threshold: bool, exact_share: f64) -> Result<Selection
 }
 
 /// Each way at each level at which it says something.
-fn arms(levels: &[f64], bases: &[Base], learned: Learnt<'_>) -> Vec<(Way, f64)> {
+fn arms(recipe: &recipe::Sparsity, bases: &[Base], learned: Learnt<'_>) -> Vec<(Way, f64)> {
     let mut arms = vec![(Way::Dense, 0.0)];
-    let sparse = || levels.iter().copied().filter(|&level| level > 0.0);
+    arms.extend(recipe.formats.iter().map(|&format| (Way::Rounded { format }, 0.0)));
+    let sparse = || recipe.levels.iter().copied().filter(|&level| level > 0.0);
     let hash = learned.hash.map(|_| Way::Hash);
     for way in [Way::Oracle].into_iter().chain(hash).chain(learned.mlp.map(|_| Way::Mlp)) {
         arms.extend(sparse().map(|level| (way, level)));
     }
     for way in bases.iter().flat_map(ways_of) {
         match way {
+            Way::Sketch { threshold: true, .. } | Way::Base { threshold: true, .. }
+                if !recipe.thresholds => {}
             Way::Uniform { .. } => arms.push((way, 1.0)),
             _ => arms.extend(sparse().map(|level| (way, level))),
         }
@@ -272,7 +294,7 @@ pub fn first_windows(
 
 impl Stage for SparsityStage<'_> {
     const NAME: &'static str = "65-sparsity";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -142,6 +142,7 @@ fn the_price_list_has_every_arm_and_is_kept() {
     let names: Vec<String> = found.iter().map(|price| price.way.to_string()).collect();
     let wanted = [
         "dense",
+        "q4_0",
         "oracle",
         "sketch 3/3",
         "sketch 3/3 t",
@@ -153,10 +154,15 @@ fn the_price_list_has_every_arm_and_is_kept() {
     assert_eq!((found[0].way, found[0].exact_share), (Way::Dense, 1.0));
     let neuron_bytes = 6 * 64;
     assert_eq!(found[0].streamed_bytes, 3 * 128 * neuron_bytes);
-    assert_eq!(found[4].streamed_bytes, 3 * 64 * neuron_bytes);
+    // 18 bytes for 32 weights instead of 64.
+    assert_eq!(found[1].streamed_bytes, 3 * 128 * neuron_bytes * 18 / 64);
+    assert!((found[1].total_share - 18.0 / 64.0).abs() < 1e-12);
+    assert!(found[1].perplexity != found[0].perplexity);
+    assert_eq!(found[5].streamed_bytes, 3 * 64 * neuron_bytes);
+    assert_eq!(found[5].total_share, 0.5 + found[5].resident_share);
     // A threshold meets the share of the tokens that it was set on.
-    assert!((found[5].exact_share - 0.5).abs() < 0.1, "{}", found[5].exact_share);
-    assert_eq!((found[6].exact_share, found[6].streamed_bytes), (0.0, 0));
+    assert!((found[6].exact_share - 0.5).abs() < 0.1, "{}", found[6].exact_share);
+    assert_eq!((found[7].exact_share, found[7].streamed_bytes), (0.0, 0));
     assert!(found.iter().all(|price| price.perplexity > 1.0 && price.perplexity.is_finite()));
     assert_eq!(source.store.run(&stage, None, &mut ()).unwrap().1, Outcome::Kept);
 }

@@ -70,8 +70,11 @@ fn a_chain_is_made_told_and_kept() {
     let mut base = stage(&bench, "base", "a");
     assert_eq!(run(base.args(["--layers", "1..3"]))["first_layer"], 1);
     let mut priced = stage(&bench, "sparsity", "a");
-    let priced = run(priced.args(["--arms", "0..2", "--eval"]).arg(text()));
-    assert_eq!(priced["prices"][1]["way"], "oracle");
+    let priced = run(priced.args(["--arms", "0..3", "--eval"]).arg(text()));
+    assert_eq!(priced["prices"][2]["way"], "oracle");
+    let mut listed = stage(&bench, "sparsity", "a");
+    let listed = run(listed.args(["--list", "--eval"]).arg(text()));
+    assert_eq!(listed["arms"][1], serde_json::json!([{"way": "rounded", "format": "q4_0"}, 0.0]));
     let mut other = program("status");
     other.arg(bench.model()).arg("--artifacts").arg(bench.dir.path().join("a"));
     other.args(["--recipe", "quick", "--json", "--calibration"]).arg(text());
