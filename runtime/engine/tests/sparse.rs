@@ -380,6 +380,7 @@ fn who_knows_the_future_reads_no_block_twice_too_often() {
     assert!(ahead.prefetch_hits > 0 && ahead.misses < best, "{ahead:?}");
 }
 
+#[test]
 fn a_text_that_ends_before_its_time_is_no_hindrance_to_the_next() {
     let sample = Sample::new(2);
     let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();

@@ -2,7 +2,7 @@
 //! medians of many predictions of made-up tables. What is in the tables does not matter to the time.
 
 use crate::error::{PrepError, Result};
-use crate::predictors::{Ema, Frequency, MlpScorer, MlpTables, PackedScorer, Scorer, Weights};
+use crate::predictors::{Ema, Frequency, MlpScorer, PackedScorer, Scorer};
 use crate::recipe;
 use crate::stages::predictor::{COMPARED_SHAPE, blank_at};
 use half::f16;
@@ -14,7 +14,7 @@ use ls_bundle::model::{
 };
 use ls_compute::{BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, Outputs, Pass};
 use ls_cpu::{CpuBackend, CpuOptions, Kernels};
-use ls_hash::{Input, Scaling};
+use ls_hash::{Input, MlpTables, MlpWeights, Scaling};
 use std::time::Instant;
 
 /// Predictions timed.
@@ -61,7 +61,7 @@ pub fn mlp_us(hidden: usize, block_neurons: u32) -> f64 {
     let weights = |count: usize| (0..count).map(|i| (i * 31 % 255) as u8 as i8 / 2).collect();
     let tables = MlpTables {
         input: Input { scaling: Scaling::Rms, center: vec![0.0; HIDDEN], gain: vec![40.0; HIDDEN] },
-        weights: Weights::Int8 {
+        weights: MlpWeights::Int8 {
             first: weights(hidden * HIDDEN),
             first_scales: vec![0.01; hidden],
             second: weights(blocks * hidden),

@@ -8,8 +8,7 @@ use crate::error::{PrepError, Result};
 use crate::journal::Journal;
 use crate::model::Model;
 use crate::predictors::{
-    Ema, Foresight, Frequency, Measured, MlpScorer, MlpTables, PackedScorer, Scorer, SketchScorer,
-    measure,
+    Ema, Foresight, Frequency, Measured, MlpScorer, PackedScorer, Scorer, SketchScorer, measure,
 };
 use crate::progress::{Phase, Progress};
 use crate::recipe;
@@ -26,6 +25,7 @@ use crate::stages::source::Source;
 use crate::timing;
 use ls_bundle::low_bit::{Bits, RecordLayout};
 use ls_bundle::model::Vectors;
+use ls_hash::MlpTables;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
