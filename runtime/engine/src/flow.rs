@@ -195,6 +195,11 @@ impl Flow {
         self.expected.extend(missing);
     }
 
+    /// Whether any block is still expected and neither there nor being read.
+    pub(crate) fn expects(&self) -> bool {
+        !self.expected.is_empty()
+    }
+
     /// Whether all wanted blocks are there or being read, so that the disk has room for expected ones.
     pub(crate) fn has_time(&self) -> bool {
         self.wanted.is_empty()

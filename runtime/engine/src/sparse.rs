@@ -39,7 +39,7 @@ use std::time::Instant;
 use trial::Trial;
 
 /// Blocks that one call computes at most: between calls the disk is looked after.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
 
 /// What a visit works with besides the FFN itself.
 pub(crate) struct Visit<'a> {
@@ -231,7 +231,10 @@ impl SparseFfn {
 
     /// Runs all chosen blocks, stage by stage.
     fn compute(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
-        let (total, stages) = (self.order.len(), self.columns.stages() as usize);
+        // Without anybody who looks at partial results one stage is as good as many.
+        let watched = self.reads_ahead && self.columns.cadence == Cadence::Stage;
+        let stages = if watched { self.columns.stages() as usize } else { 1 };
+        let total = self.order.len();
         let (mut ran, mut stage) = (0, 0);
         while stage < stages {
             let end = total * (stage + 1) / stages;
@@ -242,6 +245,10 @@ impl SparseFfn {
                 let last = stage == stages && self.columns.refiner == Refiner::None;
                 if predicts && (last || self.reads_ahead && self.flow.has_time()) {
                     self.predict_next(visit);
+                    if stage < stages && !self.flow.expects() {
+                        // All that was named is there: naming it again would change nothing.
+                        stage = stages - 1;
+                    }
                 }
                 continue;
             }

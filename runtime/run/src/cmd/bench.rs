@@ -4,9 +4,11 @@ use crate::args::BenchArgs;
 use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_json, print_line, sparse_json};
 use crate::session::{Session, Workload, peak_resident};
+use crate::system::System;
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_engine::Engine;
+use ls_engine::memory::MemoryPlan;
 use ls_engine::sampler::{Sampler, SamplerOptions};
 use std::time::Instant;
 
@@ -74,41 +76,21 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let (store, threads) = (session.store().name(), session.threads);
     let system = session.system;
     let (bundle, mut engine) = session.start(&plan, workload)?;
-    let prompt = &script.prompt;
     for rep in 0..args.reps {
         // The bound is measured before and after each repetition: machines change from second to second.
         let before = Machine::of(&mut engine, threads, &plan)?;
         let run = repetition(args, &mut engine, vocab_size, &script)?;
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
         let position = args.prompt_tokens + args.n_predict / 2;
+        let (config, map) = (bundle.model(), bundle.weights());
         let load = match &system.columns {
-            None => Load::dense(bundle.model(), bundle.weights(), &plan, position),
+            None => Load::dense(config, map, &plan, position),
             Some(columns) => {
-                let config = bundle.model();
-                Load::sparse(
-                    config,
-                    bundle.weights(),
-                    &plan,
-                    position,
-                    columns,
-                    run.bytes_per_token,
-                )
+                Load::sparse(config, map, &plan, position, columns, run.bytes_per_token)
             }
         };
-        let bound_tok_s = machine.bound_tok_s(&load);
-        let peak = peak_resident()?;
         if !args.json {
-            print_line(&format!(
-                "{}: decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
-                 peak {} of {}",
-                system.name(),
-                run.decode_tok_s,
-                100.0 * run.decode_tok_s / bound_tok_s,
-                prompt.len() as f64 / run.ttft_s,
-                ByteCount(run.bytes_per_token),
-                ByteCount(peak),
-                plan.budget,
-            ))?;
+            tell(&system, &script, &plan, &machine, &load, &run)?;
             continue;
         }
         let mut object = serde_json::json!({
@@ -116,29 +98,65 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             "simd": ls_cpu::Kernels::detect().name(),
             "store": store,
             "threads": threads,
-            "prompt_tokens": prompt.len(),
+            "prompt_tokens": script.prompt.len(),
             "decode_tokens": args.n_predict,
-            "decode_tok_s": run.decode_tok_s,
-            "prefill_tok_s": prompt.len() as f64 / run.ttft_s,
-            "ttft_s": run.ttft_s,
-            "load_s": engine.stats().load.as_secs_f64(),
-            "stalled_s": run.stalled_s,
-            "touched_bytes_per_token": load.touched_bytes,
             "forced": script.forced.is_some(),
-            "bytes_read_per_token": run.bytes_per_token,
-            "planned_bytes_per_token": plan.streamed(bundle.weights()).0,
-            "peak_rss_bytes": peak,
-            "disk_bytes_s": machine.disk_bytes_s,
-            "memory_bytes_s": machine.memory_bytes_s,
-            "bound_tok_s": bound_tok_s,
-            "bound_fraction": run.decode_tok_s / bound_tok_s,
+            "load_s": engine.stats().load.as_secs_f64(),
+            "planned_bytes_per_token": plan.streamed(map).0,
         });
+        extend(&mut object, measured(&script, &machine, &load, &run)?);
         extend(&mut object, plan_json(&plan));
         extend(&mut object, system.describe());
         extend(&mut object, sparse_json(&engine));
         print_json(&object)?;
     }
     Ok(())
+}
+
+/// A repetition in a line.
+fn tell(
+    system: &System,
+    script: &Script,
+    plan: &MemoryPlan,
+    machine: &Machine,
+    load: &Load,
+    run: &Repetition,
+) -> anyhow::Result<()> {
+    let bound_tok_s = machine.bound_tok_s(load);
+    print_line(&format!(
+        "{}: decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
+         peak {} of {}",
+        system.name(),
+        run.decode_tok_s,
+        100.0 * run.decode_tok_s / bound_tok_s,
+        script.prompt.len() as f64 / run.ttft_s,
+        ByteCount(run.bytes_per_token),
+        ByteCount(peak_resident()?),
+        plan.budget,
+    ))
+}
+
+/// The same in figures.
+fn measured(
+    script: &Script,
+    machine: &Machine,
+    load: &Load,
+    run: &Repetition,
+) -> anyhow::Result<serde_json::Value> {
+    let bound_tok_s = machine.bound_tok_s(load);
+    Ok(serde_json::json!({
+        "decode_tok_s": run.decode_tok_s,
+        "prefill_tok_s": script.prompt.len() as f64 / run.ttft_s,
+        "ttft_s": run.ttft_s,
+        "stalled_s": run.stalled_s,
+        "touched_bytes_per_token": load.touched_bytes,
+        "bytes_read_per_token": run.bytes_per_token,
+        "peak_rss_bytes": peak_resident()?,
+        "disk_bytes_s": machine.disk_bytes_s,
+        "memory_bytes_s": machine.memory_bytes_s,
+        "bound_tok_s": bound_tok_s,
+        "bound_fraction": run.decode_tok_s / bound_tok_s,
+    }))
 }
 
 /// What one repetition measured.

@@ -12,18 +12,8 @@ use std::time::Instant;
 /// `ls-run eval perplexity`: consecutive windows, the second half of each scored, as llama.cpp does. A last window
 /// that is not full is left out.
 pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(&args.text)
-        .with_context(|| format!("reading {}", args.text.display()))?;
     let mut session = Session::open(&args.run)?;
-    let mut ids = session.with_tokenizer(|tokenizer| tokenizer.encode(&text, true))?;
-    drop(text);
-    ids.truncate(args.tokens.unwrap_or(usize::MAX));
-    ids.shrink_to_fit();
-    let window = args.window as usize;
-    if ids.len() < window {
-        let text = format!("the text has {} tokens, less than one window of {window}", ids.len());
-        return Err(UsageError(text).into());
-    }
+    let (ids, window) = (encoded(args, &mut session)?, args.window as usize);
     let (prompt_tokens, first) = (args.window, window / 2 + 1);
     let workload = Workload { prompt_tokens, scored_tokens: (window - first) as u32 };
     let windows = ids.len() / window;
@@ -81,6 +71,21 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
     print_line(&format!(
         "perplexity {perplexity:.4} over {scored} tokens in {windows} windows of {window} ({seconds:.1} s)"
     ))
+}
+
+/// The text's tokens, at least a window of them.
+fn encoded(args: &PerplexityArgs, session: &mut Session) -> anyhow::Result<Vec<u32>> {
+    let text = std::fs::read_to_string(&args.text)
+        .with_context(|| format!("reading {}", args.text.display()))?;
+    let mut ids = session.with_tokenizer(|tokenizer| tokenizer.encode(&text, true))?;
+    ids.truncate(args.tokens.unwrap_or(usize::MAX));
+    ids.shrink_to_fit();
+    if ids.len() < args.window as usize {
+        let (found, window) = (ids.len(), args.window);
+        let text = format!("the text has {found} tokens, less than one window of {window}");
+        return Err(UsageError(text).into());
+    }
+    Ok(ids)
 }
 
 /// Negative log-likelihoods of the tokens of `window` from `first` on, summed: those before are a prompt, the others
