@@ -89,7 +89,11 @@ pub(crate) fn run(args: &GuardArgs) -> Result<()> {
     let mut run = Run::new(&chain, args.stage.json);
     let made = Made::of(&mut run, &recorded, &Embedding::new(embedding)?)?;
     let stage = made.stage(&chain, &args.search)?;
-    announce(&stage, args.units.clone().unwrap_or(0..stage.units()))?;
+    let units = args.units.clone().unwrap_or(0..stage.units());
+    let target = chain.source.store.path(GuardStage::NAME, stage.key(), stage.units(), &units);
+    if args.estimate || !target.exists() {
+        announce(&stage, units)?;
+    }
     if args.estimate {
         return Ok(());
     }

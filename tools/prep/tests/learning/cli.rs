@@ -166,7 +166,7 @@ fn predictors_are_compared_on_the_same_tokens() {
     assert!(number(13, "red95") < 0.0, "and needs less than a fifth for 95 %");
     assert!(number(12, "imp20") > number(11, "imp20") && number(11, "imp20") > number(0, "imp20"));
     assert!(rows[10]["microseconds"].is_null() && rows[13]["microseconds"].is_null());
-    assert!(number(7, "microseconds") > number(9, "microseconds"), "{rows:?}");
+    assert!(number(7, "microseconds") > 0.0 && number(12, "bytes_per_layer") > 1e7, "{rows:?}");
     let mut tested = stage(&bench, "compare", "a");
     tested.args(["--layers", "1..2", "--no-literal", "--no-mlp", "--test-tokens", "256"]);
     let tested = run(tested.arg("--test").arg(text()));
