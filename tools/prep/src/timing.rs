@@ -18,7 +18,7 @@ use ls_hash::{Input, MlpTables, MlpWeights, Scaling};
 use std::time::Instant;
 
 /// Predictions timed.
-const TIMED: usize = 100;
+const TIMED: usize = 40;
 /// Instruction set that all are timed with.
 const KERNELS: &str = "avx2";
 

@@ -1,5 +1,5 @@
-//! Predictors that do not look at the residual: what is often or lately active will be active again; and the oracle, which
-//! is told.
+//! Predictors that do not look at the residual: what is often or lately active will be active again; and the oracle,
+//! which is told.
 
 use super::Scorer;
 

@@ -1,13 +1,13 @@
-//! `66-guard`: with which base, in which number format, in which blocks and at which share of exact neurons a model reads
-//! least for a token while its perplexity stays within some share of the dense model's.
+//! `66-guard`: with which base, in which number format, in which blocks and at which share of exact neurons a model
+//! reads least for a token while its perplexity stays within some share of the dense model's.
 //!
 //! What is read is counted, not assumed: each layer keeps in memory, beside its base, as many blocks as the budget has
 //! room for, and what its cache misses is read ([`Demand`]). The budget is a share of the FFNs' bytes in half
 //! precision; attention, embedding and head are as they are and count on neither side. Streaming the dense FFNs past
 //! the same budget, in each format, is what the answers are measured against, and may be the answer.
 //!
-//! Unit 0 is dense, a record a format; the units behind it are the recipe's bases, a record an *arm*: format, block size,
-//! and whether one count or one threshold for all layers selects. A record is JSON ([`Searched`]). Units know nothing
+//! Unit 0 is dense, a record a format; the units behind it are the recipe's bases, a record an *arm*: format, block
+//! size, and whether one count or one threshold for all layers selects. A record is JSON ([`Searched`]). Units know nothing
 //! of each other, so that several machines can share them; arms of a unit are ended early where an earlier one is
 //! better. Thresholds are measured only: a bundle cannot ask for one.
 
@@ -93,8 +93,8 @@ pub struct GuardStage<'a> {
 }
 
 impl<'a> GuardStage<'a> {
-    /// A search over `bases`, those of the recipe in its order, and `placements`, of every block size but 1, on held-out
-    /// `tokens`, whole windows of `window`.
+    /// A search over `bases`, those of the recipe in its order, and `placements`, of every block size but 1, on
+    /// held-out `tokens`, whole windows of `window`.
     #[must_use]
     pub fn new(
         source: &'a Source,

@@ -2,8 +2,8 @@
 //! quantised number of visits, trained with binary cross-entropy on the code's bits.
 //!
 //! What an index means is the mean distance of the samples that are hashed to it, and not the bin that its bits
-//! spell: distances are a few visits, so most of the 2^tau bins are of equal numbers, and when the next request comes is
-//! so uncertain that bits which are each the likelier one spell a distance that is not likely at all. On layer 12 of
+//! spell: distances are a few visits, so most of the 2^tau bins are of equal numbers, and when the next request comes
+//! is so uncertain that bits which are each the likelier one spell a distance that is not likely at all. On layer 12 of
 //! SmolLM2-135M with 12.5/25/50 % of the neurons kept, LRU hits .195/.376/.623, this table .215/.381/.628, and with the
 //! bins' medians instead .190/.330/.584.
 //!
