@@ -59,3 +59,19 @@ impl Controller for Hindsight {
         self.visits[visit][self.quantizers[layer.index()].state(remaining).index()]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hindsight_goes_on_from_visit_to_visit_and_looks_at_the_state() {
+        let [coarse, fine] = [1, 8].map(|f| CoordinationPlan::uniform(f, f));
+        let mut by_load = [coarse; STATES];
+        by_load[1] = fine;
+        let quantizer = Quantizer::of_samples(&[0, 10]);
+        let hindsight = Hindsight::new(vec![quantizer], vec![by_load, [coarse; STATES]]);
+        let plan = |bytes| hindsight.plan(LayerId(0), ByteCount(bytes));
+        assert_eq!([10, 10, 0, 10, 10].map(plan), [fine, coarse, coarse, coarse, fine]);
+    }
+}

@@ -13,7 +13,7 @@
 //! segment by segment of I/O. With costs that were measured this is the model of what a profile calls deterministic; with
 //! costs that were made up it is a simulator.
 
-use crate::plan::{CoordinationPlan, Segments};
+use crate::plan::{CoordinationPlan, Frequencies, MAX_SEGMENTS, Segments};
 
 /// What a layer costs on a device. Microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -65,66 +65,62 @@ pub fn play(
     plan: &CoordinationPlan,
 ) -> Played {
     assert!(remaining_bytes <= work_bytes, "{remaining_bytes} of {work_bytes} bytes to load");
-    let resident_bytes = work_bytes - remaining_bytes;
-    let mut reads = Reads {
-        costs,
-        segments: Segments::new(plan.io, remaining_bytes),
-        arrived_bytes: 0,
-        time_us: costs.read_us,
-    };
-    let first_us = reads.clone().all();
-    let (mut now_us, mut passed_bytes, mut done_bytes) = (costs.lead_us, 0u64, 0u64);
-    for end in Segments::new(plan.compute, work_bytes) {
-        let ready_us = reads.until(end.saturating_sub(resident_bytes));
-        let start_us = now_us.max(ready_us);
-        let bytes = end - passed_bytes;
-        let computed_us = bytes as f64 * costs.compute_us_per_byte;
-        if first_us > start_us {
-            let share = ((first_us - start_us) / computed_us).min(1.0);
-            done_bytes = passed_bytes + (bytes as f64 * share) as u64;
-        }
-        now_us = start_us + computed_us + costs.compute_us_per_segment;
-        passed_bytes = end;
-    }
-    Played {
-        first_us,
-        second_us: (now_us - first_us).max(0.0),
-        done_bytes,
-        left_bytes: work_bytes - done_bytes,
-    }
+    Loading::new(costs, remaining_bytes, plan.io).compute(costs, work_bytes, plan.compute)
 }
 
-/// Reads under way.
-#[derive(Clone)]
-struct Reads<'a> {
-    costs: &'a Costs,
-    segments: Segments,
-    arrived_bytes: u64,
-    time_us: f64,
+/// When a layer's weights arrive. It depends on the I/O side alone, so many plans of the other side can share it.
+#[derive(Clone, Debug)]
+pub struct Loading {
+    /// Of each segment, how much is there when; as many as `segments`.
+    arrivals: [(u64, f64); MAX_SEGMENTS],
+    segments: usize,
 }
 
-impl Reads<'_> {
-    /// When `bytes` are there.
-    fn until(&mut self, bytes: u64) -> f64 {
-        if bytes == 0 {
-            return 0.0;
+impl Loading {
+    /// Loads `remaining_bytes`.
+    #[must_use]
+    pub fn new(costs: &Costs, remaining_bytes: u64, io: Frequencies) -> Loading {
+        let mut loading = Loading { arrivals: [(0, 0.0); MAX_SEGMENTS], segments: 0 };
+        let (mut arrived_bytes, mut now_us) = (0, costs.read_us);
+        for (arrival, end) in loading.arrivals.iter_mut().zip(Segments::new(io, remaining_bytes)) {
+            let bytes = end - arrived_bytes;
+            now_us += costs.read_us_per_segment + bytes as f64 * costs.read_us_per_byte;
+            *arrival = (end, now_us);
+            arrived_bytes = end;
+            loading.segments += 1;
         }
-        while self.arrived_bytes < bytes && self.step() {}
-        self.time_us
+        loading
     }
 
-    /// When all are.
-    fn all(mut self) -> f64 {
-        while self.step() {}
-        if self.arrived_bytes == 0 { 0.0 } else { self.time_us }
-    }
-
-    fn step(&mut self) -> bool {
-        let Some(end) = self.segments.next() else { return false };
-        let bytes = end - self.arrived_bytes;
-        self.time_us += self.costs.read_us_per_segment + bytes as f64 * self.costs.read_us_per_byte;
-        self.arrived_bytes = end;
-        true
+    /// Computes `work_bytes`, of which what is not loaded is resident.
+    #[must_use]
+    pub fn compute(&self, costs: &Costs, work_bytes: u64, compute: Frequencies) -> Played {
+        let arrivals = &self.arrivals[..self.segments];
+        let (remaining_bytes, first_us) = arrivals.last().copied().unwrap_or_default();
+        let resident_bytes = work_bytes - remaining_bytes;
+        let mut arrivals = arrivals.iter();
+        let (mut arrived_bytes, mut arrived_us) = (0, 0.0);
+        let (mut now_us, mut passed_bytes, mut done_bytes) = (costs.lead_us, 0u64, 0u64);
+        for end in Segments::new(compute, work_bytes) {
+            while arrived_bytes + resident_bytes < end {
+                (arrived_bytes, arrived_us) = *arrivals.next().expect("all of it arrives");
+            }
+            let start_us = now_us.max(arrived_us);
+            let bytes = end - passed_bytes;
+            let computed_us = bytes as f64 * costs.compute_us_per_byte;
+            if first_us > start_us {
+                let share = ((first_us - start_us) / computed_us).min(1.0);
+                done_bytes = passed_bytes + (bytes as f64 * share) as u64;
+            }
+            now_us = start_us + computed_us + costs.compute_us_per_segment;
+            passed_bytes = end;
+        }
+        Played {
+            first_us,
+            second_us: (now_us - first_us).max(0.0),
+            done_bytes,
+            left_bytes: work_bytes - done_bytes,
+        }
     }
 }
 

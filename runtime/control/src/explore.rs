@@ -72,6 +72,9 @@ pub struct Progress {
 ///
 /// # Errors
 /// If the rig fails; what was measured before is in the profile.
+///
+/// # Panics
+/// If the profile has visits of other layers than the rig's, or the rig tells of a visit that cannot be: see [`Visit`].
 pub fn explore<R: Rig>(
     rig: &mut R,
     profile: &mut DeviceProfile,
@@ -79,7 +82,9 @@ pub fn explore<R: Rig>(
     enough: Enough,
     mut go_on: impl FnMut(Progress) -> bool,
 ) -> Result<Progress, R::Error> {
-    profile.work_bytes = rig.work_bytes();
+    let work_bytes = rig.work_bytes();
+    assert!(profile.visits.is_empty() || profile.work_bytes == work_bytes, "the same layers");
+    profile.work_bytes = work_bytes;
     let explorer = Explorer::new(plans.to_vec(), profile.work_bytes.clone());
     let mut tally = Tally::new(&profile.work_bytes);
     for visit in &profile.visits {
@@ -93,6 +98,9 @@ pub fn explore<R: Rig>(
             return Ok(progress);
         }
         rig.token(&explorer, &mut |visit| {
+            if let Some((what, found, wanted)) = profile.flaw_of(&visit) {
+                panic!("{what}: {found} found, {wanted} wanted");
+            }
             tally.add(&visit);
             profile.visits.push(visit);
         })?;

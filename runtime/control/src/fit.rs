@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 const HELD_OUT: usize = 5;
 /// Visits of a layer that its lead is fitted to, at most.
 const LEAD_VISITS: usize = 400;
-/// Visits that must have computed during loading for the kernel's speed to be told from the rest.
-const ENOUGH_OVERLAP: usize = 16;
+/// Visits that costs are fitted to, at least.
+const ENOUGH_VISITS: usize = 16;
 const ROUNDS: usize = 20;
 
 /// Costs of all layers.
@@ -56,19 +56,9 @@ impl Fit {
         let held_out = held_out(&profile.visits);
         let fitted: Vec<&Visit> =
             profile.visits.iter().filter(|visit| !held_out.contains(&visit.plan)).collect();
-        let (read_us, read) = fit_reads(&fitted, layers);
-        let compute = fit_compute(profile, &fitted);
-        let mut costs: Vec<Costs> = read_us
-            .into_iter()
-            .map(|read_us| Costs {
-                lead_us: 0.0,
-                read_us,
-                read_us_per_byte: read[0],
-                read_us_per_segment: read[1],
-                compute_us_per_byte: compute[0],
-                compute_us_per_segment: compute[1],
-            })
-            .collect();
+        let mut costs = vec![prior(profile); layers];
+        fit_reads(&mut costs, &fitted);
+        fit_compute(&mut costs, profile, &fitted);
         for (layer, costs) in costs.iter_mut().enumerate() {
             let visits = fitted.iter().copied().filter(|visit| visit.layer.index() == layer);
             fit_lead(costs, profile.work_bytes[layer], &visits.collect::<Vec<_>>());
@@ -92,8 +82,36 @@ fn held_out(visits: &[Visit]) -> Vec<CoordinationPlan> {
     plans.into_iter().skip(HELD_OUT / 2).step_by(HELD_OUT).collect()
 }
 
-/// T^I = a_n + b R + c segments: a by layer, and (b, c).
-fn fit_reads(visits: &[&Visit], layers: usize) -> (Vec<f64>, [f64; 2]) {
+/// What the parts were measured to cost by themselves: stands where visits cannot tell.
+fn prior(profile: &DeviceProfile) -> Costs {
+    let us_per_byte = |bytes_per_s: f32| {
+        if bytes_per_s > 0.0 { 1e6 / f64::from(bytes_per_s) } else { 0.0 }
+    };
+    let kernels: Vec<Point> = profile
+        .kernels
+        .iter()
+        .map(|point| Point {
+            group: 0,
+            x: [f64::from(point.blocks), f64::from(point.segments)],
+            y: f64::from(point.time_us),
+        })
+        .collect();
+    let [_, call_us] = regress(&kernels, 1);
+    Costs {
+        lead_us: 0.0,
+        read_us: f64::from(profile.disk_latency_us),
+        read_us_per_byte: us_per_byte(
+            profile.disk.iter().map(|point| point.bytes_per_s).fold(0.0, f32::max),
+        ),
+        read_us_per_segment: f64::from(profile.io_point_us),
+        // One token's kernels take what reading the weights from memory takes.
+        compute_us_per_byte: us_per_byte(profile.memory_bytes_per_s),
+        compute_us_per_segment: call_us + f64::from(profile.compute_point_us),
+    }
+}
+
+/// T^I = a_n + b R + c segments: a by layer, b and c of all.
+fn fit_reads(costs: &mut [Costs], visits: &[&Visit]) {
     let points: Vec<Point> = visits
         .iter()
         .filter(|visit| visit.remaining_bytes > 0)
@@ -106,20 +124,25 @@ fn fit_reads(visits: &[&Visit], layers: usize) -> (Vec<f64>, [f64; 2]) {
             y: f64::from(visit.first_us),
         })
         .collect();
-    let slopes = regress(&points, layers);
-    let mut rests: Vec<Vec<f64>> = vec![Vec::new(); layers];
+    if points.len() < ENOUGH_VISITS {
+        return;
+    }
+    let slopes = regress(&points, costs.len());
+    let mut rests: Vec<Vec<f64>> = vec![Vec::new(); costs.len()];
     for point in &points {
         rests[point.group].push(point.rest(slopes));
     }
-    let read_us = rests.iter_mut().map(|rests| median(rests).unwrap_or(0.0).max(0.0)).collect();
-    (read_us, slopes)
+    for (costs, rests) in costs.iter_mut().zip(&mut rests) {
+        [costs.read_us_per_byte, costs.read_us_per_segment] = slopes;
+        costs.read_us = median(rests).unwrap_or(costs.read_us).max(0.0);
+    }
 }
 
-/// T^II = b C^{G,II} + c segments, where Interval I got past the lead: (b, c).
-fn fit_compute(profile: &DeviceProfile, visits: &[&Visit]) -> [f64; 2] {
+/// T^II = b C^{G,II} + c segments, where Interval I got past the lead.
+fn fit_compute(costs: &mut [Costs], profile: &DeviceProfile, visits: &[&Visit]) {
     let work = |visit: &Visit| profile.work_bytes[visit.layer.index()];
     let overlapped = visits.iter().filter(|visit| visit.left_bytes < work(visit));
-    let mut points: Vec<Point> = overlapped
+    let points: Vec<Point> = overlapped
         .map(|visit| {
             let done = work(visit) - visit.left_bytes;
             let left = Segments::new(visit.plan.compute, work(visit)).filter(|&end| end > done);
@@ -127,20 +150,14 @@ fn fit_compute(profile: &DeviceProfile, visits: &[&Visit]) -> [f64; 2] {
             Point { group: 0, x, y: f64::from(visit.second_us) }
         })
         .collect();
-    if points.len() >= ENOUGH_OVERLAP {
-        // With their mirror images the points' mean is the origin: there is no intercept.
-        points.extend(mirrored(&points));
-        return regress(&points, 1);
+    if points.len() < ENOUGH_VISITS {
+        return;
     }
-    // Computing never overlapped: its speed cannot be told from the lead. Half of the time each.
-    let mut shares: Vec<f64> =
-        visits.iter().map(|visit| visit.total_us() / work(visit).max(1) as f64).collect();
-    [0.5 * median(&mut shares).unwrap_or(0.0), 0.0]
-}
-
-/// The points on the other side of the origin.
-fn mirrored(points: &[Point]) -> Vec<Point> {
-    points.iter().map(|p| Point { group: p.group, x: p.x.map(|x| -x), y: -p.y }).collect()
+    // What is the same for all is left to the lead.
+    let slopes = regress(&points, 1);
+    for costs in costs {
+        [costs.compute_us_per_byte, costs.compute_us_per_segment] = slopes;
+    }
 }
 
 /// The lead that makes played times most like measured ones.

@@ -6,7 +6,8 @@
 //! layers cost, [`execution`] is the model of a layer (Eq. 4), [`bellman`] the optimum over several (Eq. 7 and 8), and
 //! [`synthesis`] puts them together. [`world`] is a made-up device to try all that on.
 //!
-//! Planning reads no clock, no file and no memory but its own, and allocates nothing.
+//! Planning reads no clock, no file and no memory but its own, and allocates nothing. What is measured is kept in files of
+//! its own, beside the bundle: a bundle is for many devices, they are for one.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +16,7 @@ mod controller;
 mod error;
 pub mod execution;
 pub mod explore;
+mod file;
 pub mod fit;
 mod lut;
 mod plan;
@@ -28,6 +30,8 @@ pub mod world;
 pub use controller::{Controller, Fixed, Hindsight};
 pub use error::{ControlError, ErrorClass};
 pub use lut::{Lut, MAX_LAYERS};
-pub use plan::{CoordinationPlan, FREQUENCIES, Frequencies, LOGICAL_STAGES, Segments};
+pub use plan::{
+    CoordinationPlan, FREQUENCIES, Frequencies, LOGICAL_STAGES, MAX_SEGMENTS, Segments,
+};
 pub use quantize::{Quantizer, STATES, State};
 pub use target::Target;

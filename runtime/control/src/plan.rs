@@ -3,8 +3,11 @@
 /// Logical stages of each side.
 pub const LOGICAL_STAGES: usize = 4;
 
-/// The frequencies that a stage may have.
+/// The frequencies that a stage may have: powers of two.
 pub const FREQUENCIES: [u8; 4] = [1, 2, 4, 8];
+
+/// Segments of a side, at most.
+pub const MAX_SEGMENTS: usize = LOGICAL_STAGES * 8;
 
 /// Communication points of each stage: so many equal segments end in it. A stage with none (which only
 /// [`CoordinationPlan::ONE_SHOT`] has) goes on into the next.
@@ -56,6 +59,9 @@ impl CoordinationPlan {
     }
 }
 
+const STAGE_BITS: u32 = LOGICAL_STAGES.trailing_zeros();
+const _: () = assert!(LOGICAL_STAGES.is_power_of_two());
+
 /// The ends of the segments that frequencies cut `units` of work (blocks, bytes) into: ascending, the last one is
 /// `units`. Where there are more segments than units, some are empty and left out.
 #[derive(Clone, Debug)]
@@ -68,7 +74,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Cuts `units`, fewer than 2^58.
+    /// Cuts `units`, fewer than 2^58, by frequencies of a sound plan.
     #[must_use]
     pub fn new(frequencies: Frequencies, units: u64) -> Segments {
         Segments { frequencies, units, stage: 0, point: 0, last: 0 }
@@ -80,14 +86,15 @@ impl Iterator for Segments {
 
     fn next(&mut self) -> Option<u64> {
         while self.stage < LOGICAL_STAGES {
-            let frequency = u64::from(self.frequencies[self.stage]);
-            if u64::from(self.point) == frequency {
+            let frequency = self.frequencies[self.stage];
+            if self.point == frequency {
                 (self.stage, self.point) = (self.stage + 1, 0);
                 continue;
             }
             self.point += 1;
-            let passed = self.stage as u64 * frequency + u64::from(self.point);
-            let end = self.units * passed / (LOGICAL_STAGES as u64 * frequency);
+            let passed = self.stage as u64 * u64::from(frequency) + u64::from(self.point);
+            // A division by the number of segments that this frequency would make of all.
+            let end = (self.units * passed) >> (frequency.trailing_zeros() + STAGE_BITS);
             if end > self.last {
                 self.last = end;
                 return Some(end);

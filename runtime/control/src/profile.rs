@@ -34,7 +34,7 @@ const VISIT_BYTES: usize = 42;
 
 static FORM: Form = Form { name: "device profile", magic: b"LSPR", version: 1 };
 
-/// One layer of one token.
+/// One layer of one token. Bytes are of weights that the token computes: at most the layer's C^G.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Visit {
     /// n.
@@ -132,7 +132,8 @@ impl DeviceProfile {
             .or_else(|| self.visits.iter().find_map(|visit| self.flaw_of(visit)))
     }
 
-    fn flaw_of(&self, visit: &Visit) -> Option<(&'static str, String, String)> {
+    /// The first thing that is wrong with a visit.
+    pub(crate) fn flaw_of(&self, visit: &Visit) -> Option<(&'static str, String, String)> {
         let layers = self.work_bytes.len();
         let Some(&work) = self.work_bytes.get(visit.layer.index()) else {
             return Some(("layer of a visit", visit.layer.to_string(), format!("below {layers}")));

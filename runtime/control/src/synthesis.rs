@@ -3,18 +3,21 @@
 //! The deterministic parts of Eq. 4 come from a [`Fit`]; the distributions of Eq. 5 from the profile's samples of R_{n+1}.
 //! Samples are shared where a test finds no difference: a plan has a distribution of its own only if it has enough
 //! samples and they differ (Kolmogorov-Smirnov) from those of plans that look as often; these only if they differ from
-//! those of all plans; bins that were hardly seen borrow from their neighbours. The sweep of Eq. 7 is [`bellman`](crate::bellman)'s.
+//! those of all plans; a bin of residual work, with its neighbours where it was hardly seen, only if it differs from the
+//! rest of the layer. Without that the minimum of Eq. 7 goes where samples happened to be small. The sweep of Eq. 7 is [`bellman`](crate::bellman)'s.
 
 use crate::bellman::{Choice, Policy, Problem, prune};
 use crate::controller::{Fixed, Hindsight};
-use crate::execution::play;
+use crate::execution::Loading;
 use crate::fit::{Fit, FitError};
 use crate::lut::Lut;
-use crate::plan::CoordinationPlan;
+use crate::plan::{CoordinationPlan, Frequencies};
 use crate::profile::{DeviceProfile, Visit, WORK_BINS};
 use crate::quantize::{Quantizer, STATES};
 use crate::target::Target;
 use ls_bundle::ids::ByteCount;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Looks that tell classes of plans apart: 1, 2 to 3, 4 to 7, … up to 32.
 const CLASSES: usize = 6;
@@ -30,7 +33,7 @@ pub struct Options {
     pub horizon: u32,
     /// Samples of a distribution, at least.
     pub samples: usize,
-    /// Two sets of samples differ if chance would make them do so less often than this.
+    /// Sets of samples differ if chance would make any of a layer's do so less often than this.
     pub significance: f64,
     /// The action space.
     pub actions: Vec<CoordinationPlan>,
@@ -41,7 +44,7 @@ impl Default for Options {
     fn default() -> Options {
         let one_shot = std::iter::once(CoordinationPlan::ONE_SHOT);
         let actions = one_shot.chain(CoordinationPlan::all()).collect();
-        Options { horizon: 4, samples: 20, significance: 1e-3, actions }
+        Options { horizon: 4, samples: 20, significance: 0.01, actions }
     }
 }
 
@@ -54,7 +57,11 @@ pub struct Report {
     pub choices: usize,
     /// See above.
     pub dropped: usize,
-    /// Distributions of a plan, of a class of plans, of all plans; and bins that borrowed.
+    /// States that are worth more than the one before, which has less to load: samples were too few to tell, and there
+    /// dominance may have dropped what was better.
+    pub unordered: usize,
+    /// Bins of residual work in which a plan has samples of its own, or plans that look as often; those that differ from
+    /// their layer's other bins; and those that do not.
     pub rows: [usize; 4],
     /// With one prediction a layer.
     pub one_shot_us: f64,
@@ -87,9 +94,7 @@ pub fn synthesize<'a>(profile: &DeviceProfile, options: &'a Options) -> Synthesi
     let model = Model::new(profile, options, &mut problem);
     let (mut choices, mut dropped) = (0, 0);
     for place in 0..model.layers() * STATES {
-        let all = 0..options.actions.len();
-        let mut open: Vec<Choice> =
-            all.map(|action| model.choice(place / STATES, place % STATES, action)).collect();
+        let mut open = model.choices(place / STATES, place % STATES);
         choices += open.len();
         dropped += prune(&mut open, problem.rows(), STATES);
         problem.push_state(&open);
@@ -116,6 +121,7 @@ impl Synthesis<'_> {
             error: self.model.error,
             choices: self.choices,
             dropped: self.dropped,
+            unordered: self.unordered(),
             rows: self.model.rows,
             one_shot_us: self.static_us(&CoordinationPlan::ONE_SHOT),
             fixed_us: self.static_us(&Fixed::DEFAULT.0),
@@ -123,6 +129,11 @@ impl Synthesis<'_> {
             lut_us,
         };
         (lut, report)
+    }
+
+    fn unordered(&self) -> usize {
+        let layers = self.policy.values_us.chunks(STATES);
+        layers.map(|values| values.windows(2).filter(|pair| pair[1] < pair[0]).count()).sum()
     }
 
     /// What a token takes under one plan.
@@ -141,19 +152,18 @@ impl Synthesis<'_> {
     fn best_static(&self, likely: &[f64]) -> (CoordinationPlan, f64) {
         let (model, problem) = (&self.model, &self.problem);
         let actions = &model.options.actions;
-        let places: Vec<usize> = (0..likely.len()).filter(|&place| likely[place] > 1e-3).collect();
-        let rank = |action: usize| {
-            let of = |&place: &usize| {
-                let (layer, state) = (place / STATES, place % STATES);
-                let choice = model.choice(layer, state, action);
-                let next = (layer + 1) % model.layers() * STATES;
-                let ahead = problem.row(choice.next).iter().zip(&self.policy.values_us[next..]);
-                likely[place] * (choice.time_us + ahead.map(|(p, value)| p * value).sum::<f64>())
-            };
-            places.iter().map(of).sum::<f64>()
-        };
         let mut ranked: Vec<(f64, usize)> =
-            (0..actions.len()).map(|action| (rank(action), action)).collect();
+            (0..actions.len()).map(|action| (0.0, action)).collect();
+        for (place, &likely) in likely.iter().enumerate().filter(|(_, likely)| **likely > 1e-3) {
+            let (layer, state) = (place / STATES, place % STATES);
+            let next = (layer + 1) % model.layers() * STATES;
+            let next = &self.policy.values_us[next..][..STATES];
+            for choice in model.choices(layer, state) {
+                let ahead = problem.row(choice.next).iter().zip(next);
+                let value = choice.time_us + ahead.map(|(p, value)| p * value).sum::<f64>();
+                ranked[choice.plan as usize].0 += likely * value;
+            }
+        }
         ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         ranked.truncate(FINALISTS);
         let finalists = ranked.iter().map(|&(_, action)| actions[action]);
@@ -209,6 +219,8 @@ struct Model<'a> {
     rows: [usize; 4],
     /// By row of the problem: mean R_{n+1} of its samples, in bytes.
     means: Vec<f64>,
+    /// Actions by their I/O side.
+    by_io: BTreeMap<Frequencies, Vec<usize>>,
 }
 
 #[derive(Debug)]
@@ -251,11 +263,23 @@ impl<'a> Model<'a> {
                 Quantizer::of_samples(&loads)
             })
             .collect();
+        let mut plans: Vec<CoordinationPlan> = profile.visits.iter().map(|v| v.plan).collect();
+        plans.sort_unstable();
+        plans.dedup();
+        let plans = plans.len();
         let (mut rows, mut means) = ([0; 4], Vec::new());
         let models = (0..layers).map(|layer| {
             let work_bytes = profile.work_bytes[layer];
             let next = &quantizers[(layer + 1) % layers];
-            let mut maker = RowMaker { problem, next, options, rows: &mut rows, means: &mut means };
+            let comparisons = WORK_BINS * (1 + CLASSES + plans);
+            let mut maker = RowMaker {
+                problem,
+                next,
+                options,
+                rows: &mut rows,
+                means: &mut means,
+                comparisons,
+            };
             LayerModel {
                 costs: fit.costs[layer],
                 work_bytes,
@@ -265,23 +289,43 @@ impl<'a> Model<'a> {
             }
         });
         let models = models.collect();
-        Model { options, layers: models, error: fit.error, rows, means }
+        let mut by_io: BTreeMap<Frequencies, Vec<usize>> = BTreeMap::new();
+        for (action, plan) in options.actions.iter().enumerate() {
+            by_io.entry(plan.io).or_default().push(action);
+        }
+        Model { options, layers: models, error: fit.error, rows, means, by_io }
     }
 
     fn layers(&self) -> usize {
         self.layers.len()
     }
 
-    fn choice(&self, layer: usize, state: usize, action: usize) -> Choice {
-        let (time_us, next) = self.outcome(layer, state, &self.options.actions[action]);
-        Choice { plan: action as u32, time_us, next }
+    /// All actions in a state, as they are numbered.
+    fn choices(&self, layer: usize, state: usize) -> Vec<Choice> {
+        let mut choices = Vec::with_capacity(self.options.actions.len());
+        choices.resize(choices.capacity(), Choice { plan: 0, time_us: 0.0, next: 0 });
+        let model = &self.layers[layer];
+        for (io, actions) in &self.by_io {
+            let loading = Loading::new(&model.costs, model.remaining_bytes[state], *io);
+            for &action in actions {
+                let plan = &self.options.actions[action];
+                let (time_us, next) = self.behind(layer, &loading, plan);
+                choices[action] = Choice { plan: action as u32, time_us, next };
+            }
+        }
+        choices
     }
 
     /// T_n(q, φ), and the distribution that follows.
     fn outcome(&self, layer: usize, state: usize, plan: &CoordinationPlan) -> (f64, u32) {
         let model = &self.layers[layer];
-        let remaining_bytes = model.remaining_bytes[state];
-        let played = play(&model.costs, model.work_bytes, remaining_bytes, plan);
+        let loading = Loading::new(&model.costs, model.remaining_bytes[state], plan.io);
+        self.behind(layer, &loading, plan)
+    }
+
+    fn behind(&self, layer: usize, loading: &Loading, plan: &CoordinationPlan) -> (f64, u32) {
+        let model = &self.layers[layer];
+        let played = loading.compute(&model.costs, model.work_bytes, plan.compute);
         let bin = &model.bins[DeviceProfile::work_bin(played.left_bytes, model.work_bytes)];
         let own = bin.of_plan.iter().find(|(known, _)| known == plan).map(|(_, row)| *row);
         let row = own.or(bin.of_class[class(plan)]).unwrap_or(bin.all);
@@ -312,6 +356,8 @@ struct RowMaker<'a> {
     options: &'a Options,
     rows: &'a mut [usize; 4],
     means: &'a mut Vec<f64>,
+    /// Tests of a layer, at most: each bin, class and plan.
+    comparisons: usize,
 }
 
 impl RowMaker<'_> {
@@ -320,23 +366,21 @@ impl RowMaker<'_> {
         for &visit in visits {
             bins[DeviceProfile::work_bin(visit.left_bytes, work_bytes)].push(visit);
         }
-        (0..WORK_BINS).map(|bin| self.bin(&bins, bin)).collect()
+        let of_layer = self.row(visits);
+        (0..WORK_BINS).map(|bin| self.bin(&bins, bin, of_layer)).collect()
     }
 
-    fn bin(&mut self, bins: &[Vec<&Visit>], bin: usize) -> BinRows {
-        let wanted = self.options.samples;
+    fn bin(&mut self, bins: &[Vec<&Visit>], bin: usize, of_layer: u32) -> BinRows {
         // Enough samples, from as near as they are.
-        let mut pool: Vec<&Visit> = Vec::new();
-        for reach in 0..WORK_BINS {
-            let (low, high) = (bin.saturating_sub(reach), (bin + reach).min(WORK_BINS - 1));
-            pool = bins[low..=high].concat();
-            if pool.len() >= wanted {
-                break;
-            }
-        }
-        self.rows[3] += usize::from(pool.len() > bins[bin].len());
-        self.rows[2] += 1;
-        let all = self.row(&pool);
+        let within = |reach: usize| bin.saturating_sub(reach)..(bin + reach + 1).min(WORK_BINS);
+        let samples = |near: Range<usize>| bins[near].iter().map(Vec::len).sum::<usize>();
+        let enough = |reach: &usize| samples(within(*reach)) >= self.options.samples;
+        let near = within((0..WORK_BINS).find(enough).unwrap_or(WORK_BINS));
+        let ours = bins[near.clone()].concat();
+        let others = [&bins[..near.start], &bins[near.end..]].concat().concat();
+        let differs = self.differ(&ours, &others);
+        self.rows[if differs { 2 } else { 3 }] += 1;
+        let all = if differs { self.row(&ours) } else { of_layer };
         let mut rows = BinRows { all, of_class: [None; CLASSES], of_plan: Vec::new() };
         for of_class in 0..CLASSES {
             let within = |visit: &&&Visit| class(&visit.plan) == of_class;
@@ -389,6 +433,7 @@ impl RowMaker<'_> {
         let below = |loads: &[u64], load: u64| loads.partition_point(|&l| l <= load) as f64;
         let gap = |&load: &u64| (below(&own, load) / n - below(&others, load) / m).abs();
         let widest = own.iter().chain(&others).map(gap).fold(0.0, f64::max);
-        widest > ((self.options.significance / 2.0).ln() / -2.0 * (n + m) / (n * m)).sqrt()
+        let significance = self.options.significance / self.comparisons as f64;
+        widest > ((significance / 2.0).ln() / -2.0 * (n + m) / (n * m)).sqrt()
     }
 }

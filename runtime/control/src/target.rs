@@ -2,6 +2,7 @@
 
 use crate::error::ControlError;
 use crate::seal::{Reader, Writer};
+use ls_bundle::{Bundle, checksum};
 use std::fmt;
 
 /// Bytes of each text.
@@ -14,11 +15,18 @@ pub struct Target {
     pub device: String,
     /// What decides which bytes are wanted and which are there: system, sparsity, budget, threads.
     pub settings: String,
-    /// Tells the bundle from others: its header's checksum.
+    /// Tells the bundle from others, see [`Target::fingerprint`].
     pub bundle: u64,
 }
 
 impl Target {
+    /// What tells a bundle from others: the checksum of its sections' checksums, and so of all its bytes.
+    #[must_use]
+    pub fn fingerprint(bundle: &Bundle) -> u64 {
+        let sums = bundle.sections().iter().flat_map(|section| section.checksum.to_le_bytes());
+        checksum::of(&sums.collect::<Vec<u8>>())
+    }
+
     /// How `here` differs from this, to be shown; none if it does not.
     #[must_use]
     pub fn misfit(&self, here: &Target) -> Option<String> {

@@ -206,3 +206,20 @@ fn a_profile_that_contradicts_itself_is_not_written() {
     let visits = vec![Visit { remaining_bytes: 1001, ..visit(0) }];
     let _ = DeviceProfile { visits, ..profile() }.to_bytes();
 }
+
+#[test]
+fn files_are_replaced_and_named_in_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device.lsp");
+    let error = DeviceProfile::open(&path).unwrap_err();
+    assert_eq!(error.class(), ErrorClass::Io);
+    profile().save(&path).unwrap();
+    assert_eq!(DeviceProfile::open(&path).unwrap(), profile());
+    lut().save(&path).unwrap();
+    assert_eq!(Lut::open(&path).unwrap(), lut());
+    let error = DeviceProfile::open(&path).unwrap_err();
+    assert_eq!(error.class(), ErrorClass::Unsupported);
+    assert!(error.to_string().contains("device.lsp: unusable device profile: magic"), "{error}");
+    assert!(lut().save(&folder.path().join("no/such/folder")).is_err());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "something was left behind");
+}

@@ -4,7 +4,7 @@ use crate::policies::{COSTS, actions, measure, world};
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_control::explore::{Enough, Explorer, Progress, candidates, explore};
 use ls_control::fit::Fit;
-use ls_control::profile::DeviceProfile;
+use ls_control::profile::{DeviceProfile, DiskPoint, KernelPoint};
 use ls_control::synthesis::{Options, synthesize};
 use ls_control::{Controller, CoordinationPlan};
 
@@ -61,6 +61,11 @@ fn outliers_do_not_move_the_fit() {
     let read = fit.costs[0].read_us_per_byte;
     assert!((read / COSTS.read_us_per_byte - 1.0).abs() < 0.05, "{read}");
     assert!(fit.error.first < 0.02, "{:?}", fit.error);
+    // A cost that the model has no place for is taken for a part of the lead.
+    let mut more = profile.clone();
+    more.visits.iter_mut().for_each(|visit| visit.second_us += 50.0);
+    let error = Fit::new(&more).error.second;
+    assert!(error < 0.01, "{error}");
     // A model that is wrong says so.
     for visit in &mut profile.visits {
         visit.second_us *= if visit.plan.points()[0] > 8 { 3.0 } else { 1.0 };
@@ -83,6 +88,16 @@ fn measuring_ends_when_it_knows_enough_and_goes_on_from_where_it_was() {
     });
     assert!(seen.visits >= 300 && end.bins_done == end.bins && end.bins > 3, "{end:?}");
     assert_eq!(end.visits, profile.visits.len());
+    let mut tried = vec![[0u32; 16]; plans.len()];
+    for visit in profile.visits.iter().filter(|visit| visit.layer == LayerId(0)) {
+        let plan = plans.iter().position(|plan| *plan == visit.plan).unwrap();
+        tried[plan][DeviceProfile::work_bin(visit.remaining_bytes, 1 << 20)] += 1;
+    }
+    for bin in 0..16 {
+        let counts = tried.iter().map(|tried| tried[bin]);
+        let (least, most) = (counts.clone().min().unwrap(), counts.max().unwrap());
+        assert!(most - least <= 1, "plans of bin {bin} tried {least} to {most} times");
+    }
     let stricter = Enough { error: 0.01, ..Enough::DEFAULT };
     let Ok(more) = explore(&mut rig, &mut profile, &plans, stricter, |_| true);
     assert!(more.visits > end.visits, "{more:?}");
@@ -92,20 +107,69 @@ fn measuring_ends_when_it_knows_enough_and_goes_on_from_where_it_was() {
 #[test]
 fn distributions_are_shared_where_no_difference_shows() {
     let options = Options { samples: 20, ..actions() };
-    let rows = |change: bool| {
+    let looks = |plan: &CoordinationPlan| plan.points()[0].min(plan.points()[1]);
+    let learn = |change: bool| {
         let mut profile = measure(&world(&missing()), &options.actions);
         for (index, visit) in profile.visits.iter_mut().enumerate() {
-            let coarse = change && visit.plan.points()[1] == 4;
+            let coarse = change && looks(&visit.plan) < 8;
             let noise = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 46;
             visit.next_remaining_bytes = if coarse { 900_000 } else { noise };
         }
-        synthesize(&profile, &options).lut().1.rows
+        let (lut, report) = synthesize(&profile, &options).lut();
+        // How often a plan that looks so seldom is chosen.
+        let loads = (0..1 << 20).step_by(1 << 14).map(ByteCount);
+        let places = loads.flat_map(|load| (0..3).map(move |layer| (LayerId(layer), load)));
+        let chosen = places.filter(|&(layer, load)| looks(&lut.plan(layer, load)) < 8).count();
+        (report.rows, chosen)
     };
-    let [plan, class, all, _] = rows(false);
-    assert!(plan + class <= 2, "{plan} of plans, {class} of classes");
-    assert_eq!(all, 3 * 16);
-    let [plan, class, ..] = rows(true);
-    assert!(plan + class > 20, "{plan} of plans, {class} of classes");
+    let (rows, indifferent) = learn(false);
+    assert_eq!(rows, [0, 0, 0, 3 * 16]);
+    let ([plan, class, ..], chosen) = learn(true);
+    assert!(plan + class > 2, "{plan} of plans, {class} of classes");
+    assert!(3 * chosen < indifferent, "chosen {chosen} times, {indifferent} where all are alike");
+}
+
+/// Without visits the parts' own measurements stand; with visits they do not matter.
+#[test]
+fn what_visits_cannot_tell_is_taken_from_the_parts() {
+    let kernel = |(blocks, segments)| KernelPoint {
+        blocks,
+        segments,
+        time_us: 5.0 + 0.5 * blocks as f32 + 2.0 * segments as f32,
+    };
+    let parts = DeviceProfile {
+        disk_latency_us: 90.0,
+        disk: vec![
+            DiskPoint { request_bytes: 4096, depth: 1, bytes_per_s: 5e7 },
+            DiskPoint { request_bytes: 1 << 20, depth: 8, bytes_per_s: 2e9 },
+        ],
+        memory_bytes_per_s: 1e10,
+        kernels: [(10, 1), (10, 4), (40, 1), (40, 8), (20, 2)].map(kernel).to_vec(),
+        compute_point_us: 3.0,
+        io_point_us: 7.0,
+        ..DeviceProfile::default()
+    };
+    let found = Fit::new(&DeviceProfile { work_bytes: vec![1000], ..parts.clone() }).costs[0];
+    assert_eq!((found.read_us, found.read_us_per_segment), (90.0, 7.0));
+    assert!((found.read_us_per_byte - 5e-4).abs() < 1e-9, "{found:?}");
+    assert!((found.compute_us_per_byte - 1e-4).abs() < 1e-9, "{found:?}");
+    assert!((found.compute_us_per_segment - 5.0).abs() < 1e-3, "{found:?}");
+    let measured = measure(&world(&missing()), &candidates());
+    let visits = measured.clone();
+    let both = DeviceProfile { work_bytes: measured.work_bytes, visits: measured.visits, ..parts };
+    assert_eq!(Fit::new(&both), Fit::new(&visits));
+}
+
+/// What is left of the next layer falls with the work that is left to prefetch behind: then bins differ.
+#[test]
+fn bins_of_residual_work_that_differ_are_kept_apart() {
+    let options = actions();
+    let mut profile = measure(&world(&missing()), &options.actions);
+    for visit in &mut profile.visits {
+        visit.next_remaining_bytes = (1 << 20) - visit.left_bytes;
+    }
+    let [.., bin, layer] = synthesize(&profile, &options).lut().1.rows;
+    assert!(bin > 3 * layer, "{bin} of bins, {layer} of layers");
 }
 
 #[test]
