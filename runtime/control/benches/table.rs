@@ -3,8 +3,8 @@
 //! `cargo bench -p ls-control`
 //!
 //! Kept results: 2 virtual cores of an AMD EPYC (Zen 4), others at work on both, November 2026. All of it takes 6 s of
-//! processor time; a lookup 5 to 20 ns; the table 4.9 KB, with 40 different plans. The device is made up: what the table
-//! is expected to gain there (17.0 ms a token, best static plan 17.5, fixed 18.9, one shot 21.0) says nothing of others.
+//! processor time; a lookup 5 to 20 ns; the table 4.8 KB, with 27 different plans. The device is made up: what the table
+//! is expected to gain there (16.9 ms a token, best static plan 17.7, fixed 19.0, one shot 20.1) says nothing of others.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
