@@ -5,6 +5,7 @@ use crate::cmd::base::{BaseArgs, SparsityArgs};
 use crate::cmd::compare::CompareArgs;
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::guard::GuardArgs;
+use crate::cmd::lut::LutArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
 use crate::cmd::report::ReportArgs;
 use crate::cmd::reuse::ReuseArgs;
@@ -45,6 +46,7 @@ pub(crate) enum Command {
     /// Finds the directions in which each layer's residuals differ most
     Projection(LayersArgs),
     Reuse(ReuseArgs),
+    Lut(LutArgs),
     Merge(MergeArgs),
     Report(ReportArgs),
     /// Tells how far each stage has come

@@ -5,6 +5,7 @@ pub(crate) mod base;
 pub(crate) mod compare;
 pub(crate) mod datasets;
 pub(crate) mod guard;
+pub(crate) mod lut;
 pub(crate) mod predictor;
 pub(crate) mod report;
 pub(crate) mod reuse;

@@ -2,6 +2,7 @@
 
 use crate::exit::Exit;
 use ls_bundle::{BundleError, ErrorClass};
+use ls_control::ControlError;
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
@@ -28,6 +29,8 @@ enum Kind {
     Io { place: String, source: io::Error },
     #[error(transparent)]
     Bundle(BundleError),
+    #[error(transparent)]
+    Control(ControlError),
 }
 
 impl PrepError {
@@ -73,6 +76,12 @@ impl PrepError {
                 ErrorClass::Foreign | ErrorClass::Corrupt => Exit::Corrupt,
                 ErrorClass::Incomplete => Exit::Incomplete,
             },
+            Kind::Control(error) => match error.class() {
+                ls_control::ErrorClass::Io => Exit::Io,
+                ls_control::ErrorClass::Unsupported => Exit::Unsupported,
+                ls_control::ErrorClass::Corrupt => Exit::Corrupt,
+                ls_control::ErrorClass::Incomplete => Exit::Incomplete,
+            },
         }
     }
 }
@@ -81,5 +90,11 @@ impl PrepError {
 impl From<BundleError> for PrepError {
     fn from(error: BundleError) -> Self {
         PrepError(Box::new(Kind::Bundle(error)))
+    }
+}
+
+impl From<ControlError> for PrepError {
+    fn from(error: ControlError) -> Self {
+        PrepError(Box::new(Kind::Control(error)))
     }
 }

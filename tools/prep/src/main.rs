@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         Command::Projection(args) => cmd::stages::projection(&args),
         Command::Reuse(args) => cmd::reuse::reuse(&args),
         Command::Report(args) => cmd::report::run(&args),
+        Command::Lut(args) => cmd::lut::run(&args),
         Command::Merge(args) => cmd::stages::merge_parts(&args),
         Command::Status(args) => cmd::stages::status(&args),
         Command::Recipe(args) => cmd::stages::recipe(&args),

@@ -105,7 +105,7 @@ Guard {
     block_neurons: Vec<u32>, thresholds: bool, step: f64, eval_tokens: u64,
 } }
 section! { /// `[lut]`.
-Lut { intervals: u32, samples: u32, } }
+Lut { intervals: u32, samples: u32, horizon: u32, frequencies: Vec<u8>, significance: f64, } }
 section! { /// `[pack]`.
 Pack { dtype: Format, ffn_dtype: Format, embedding_dtype: Format, baseline: bool, } }
 
@@ -275,6 +275,7 @@ impl Recipe {
         }
         check_placement(placement)?;
         check_guard(&self.guard)?;
+        check_lut(&self.lut)?;
         check_reuse(reuse)
     }
 }
@@ -295,6 +296,28 @@ fn check_guard(guard: &Guard) -> std::result::Result<(), String> {
     within("block_neurons", &sizes, 1.0, 4096.0)?;
     if guard.formats.is_empty() || guard.block_neurons.is_empty() || guard.bases.is_empty() {
         return Err("guard.bases, formats and block_neurons: some of each are wanted".to_owned());
+    }
+    Ok(())
+}
+
+fn check_lut(lut: &Lut) -> std::result::Result<(), String> {
+    let Lut { intervals, samples, horizon, frequencies, significance } = lut;
+    let known = |frequency: &u8| ls_control::FREQUENCIES.contains(frequency);
+    if *intervals as usize != ls_control::STATES {
+        return Err(format!("lut.intervals is {intervals}; wanted {}", ls_control::STATES));
+    }
+    if !(1..=1 << 16).contains(samples) {
+        return Err(format!("lut.samples is {samples}; wanted 1 to 65536"));
+    }
+    if !(1..=1024).contains(horizon) {
+        return Err(format!("lut.horizon is {horizon}; wanted 1 to 1024"));
+    }
+    if frequencies.is_empty() || !frequencies.iter().all(known) {
+        let wanted = ls_control::FREQUENCIES;
+        return Err(format!("lut.frequencies is {frequencies:?}; wanted some of {wanted:?}"));
+    }
+    if !(*significance > 0.0 && *significance < 1.0) {
+        return Err(format!("lut.significance is {significance}; wanted more than 0, below 1"));
     }
     Ok(())
 }
@@ -381,7 +404,9 @@ mod tests {
         let literal = &recipe.literal;
         assert_eq!((literal.layers, literal.tau, literal.width, literal.stacks), (5, 8, 256, 1));
         assert_eq!((recipe.reuse.layers, recipe.reuse.tau, recipe.reuse.width), (5, 8, 256));
-        assert_eq!((recipe.lut.intervals, recipe.lut.samples), (16, 20));
+        let lut = &recipe.lut;
+        assert_eq!((lut.intervals, lut.samples, lut.horizon), (16, 20, 4));
+        assert_eq!(lut.frequencies, [1, 2, 4, 8]);
         assert_eq!(recipe.projection.share, 0.30);
         assert_eq!((recipe.mlp.hidden, recipe.mlp.wide_hidden), (128, 1024));
         assert_eq!(recipe.placement.block_neurons(Architecture::Qwen2), 3);
@@ -408,6 +433,11 @@ mod tests {
             ("name = \"bare\"\n", "missing field"),
             ("extends = \"full\"\n[predictor]\ntau = 8000\n", "predictor.tau is 8000"),
             ("extends = \"full\"\n[projection]\nshare = 0.0\n", "projection.share is 0"),
+            ("extends = \"full\"\n[lut]\nintervals = 8\n", "lut.intervals is 8"),
+            ("extends = \"full\"\n[lut]\nsamples = 0\n", "lut.samples is 0"),
+            ("extends = \"full\"\n[lut]\nhorizon = 0\n", "lut.horizon is 0"),
+            ("extends = \"full\"\n[lut]\nfrequencies = [3]\n", "lut.frequencies is [3]"),
+            ("extends = \"full\"\n[lut]\nsignificance = 0.0\n", "lut.significance is 0"),
             ("extends = \"full\"\n[placement]\nmethod = \"magic\"\n", "magic"),
             ("extends = \"full\"\n[predictor]\ntau = \"8\"\n", "tau"),
             ("extends = [", "recipe mine"),

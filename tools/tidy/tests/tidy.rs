@@ -32,7 +32,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ls-serve", &["ls-bundle", "ls-cache", "ls-chat", "ls-engine", "ls-io", "ls-run"]),
     (
         "ls-prep",
-        &["ls-bundle", "ls-cache", "ls-compute", "ls-cpu", "ls-engine", "ls-hash", "ls-io"],
+        &[
+            "ls-bundle",
+            "ls-cache",
+            "ls-compute",
+            "ls-control",
+            "ls-cpu",
+            "ls-engine",
+            "ls-hash",
+            "ls-io",
+        ],
     ),
 ];
 
