@@ -2,6 +2,7 @@
 
 use crate::cmd::chat::ChatArgs;
 use crate::system::PolicyArgs;
+use crate::cmd::doctor::DoctorArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ls_bundle::ids::ByteCount;
 use ls_engine::memory::Budget;
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Eval(EvalCommand),
     /// Measure speed, memory and bytes read, beside what this machine's disk and memory allow.
     Bench(BenchArgs),
+    /// Say what this machine offers, what a bundle will do here, and what would help.
+    Doctor(DoctorArgs),
     /// Print what a bundle holds.
     Inspect(FileArgs),
     /// Read all of a bundle and check every byte.

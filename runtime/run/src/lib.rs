@@ -27,6 +27,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Eval(EvalCommand::Perplexity(args)) => cmd::eval::perplexity(&args),
         Command::Bench(args) => cmd::bench::run(&args),
+        Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Verify(args) => cmd::verify::run(&args),
     };

@@ -83,11 +83,29 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["generate", "chat", "plan", "bench", "inspect", "verify"] {
+    for command in ["generate", "chat", "plan", "bench", "doctor", "inspect", "verify"] {
         let out = run(&[command, "--help"]);
         assert!(out.status.success());
         let text = String::from_utf8(out.stdout).unwrap();
         assert!(text.contains("Example") && text.contains("ls-run "), "{command} --help: {text}");
     }
     assert!(run(&["eval", "perplexity", "--help"]).status.success());
+}
+
+#[test]
+fn doctor_looks_at_the_machine_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let out = run(&["doctor", "--folder", path, "--json"]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(json["host"]["threads"].as_u64().unwrap() > 0 && json["advice"].is_array());
+    assert!(json["memory_bytes_s"].as_f64().unwrap() > 0.0);
+    let points = json["io"]["points"].as_array().unwrap();
+    assert!(
+        points.iter().all(|point| point["bytes_s"].as_f64().unwrap() > 0.0) && !points.is_empty()
+    );
+    assert_eq!(json["runs"], serde_json::json!([]));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    refused(&["doctor", "/nonexistent/x.lsb"], 7, &["/nonexistent/x.lsb"]);
 }

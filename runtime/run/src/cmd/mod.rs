@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
