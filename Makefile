@@ -1,5 +1,5 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo test test-arm64 loom check bench golden setup release fmt
+.PHONY: demo serve test test-arm64 loom check bench golden manuals setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
@@ -9,6 +9,9 @@ PROMPT := Once upon a time, in a small village by the sea, there lived
 
 demo: release $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of its size.
 	$(TARGET)/release/ls-run generate $(BUNDLE) --memory 96MiB --context 512 --echo -n 100 --prompt "$(PROMPT)"
+
+serve: $(BUNDLE)   ## Serve that model on http://127.0.0.1:8080, with a page to talk with it.
+	cargo run --release --locked -p ls-serve -- $(BUNDLE) --memory 160MiB --context 1024
 
 test: loom $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
 	cargo test --workspace --locked --features ls-prep/lapack
@@ -35,6 +38,9 @@ datasets: setup   ## Unpack real English text from Debian packages into datasets
 
 golden: setup   ## Regenerate the golden files; review the diff.
 	cargo run --locked -p ls-bundle --example golden
+
+manuals:   ## Man pages and shell completions of ls-run and ls-serve, into artifacts/manuals.
+	cargo run --locked -p ls-serve --example manuals artifacts/manuals
 
 fmt:
 	cargo fmt --all

@@ -14,9 +14,15 @@ mod system;
 pub use cmd::plan_json;
 
 use args::{Cli, Command, EvalCommand};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use exit::Exit;
 use std::process::ExitCode;
+
+/// The description of its command line, for manuals and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// What the program does.
 #[must_use]
