@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::cmd::chat::ChatArgs;
-use crate::system::PolicyArgs;
 use crate::cmd::doctor::DoctorArgs;
+use crate::system::PolicyArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ls_bundle::ids::ByteCount;
 use ls_engine::memory::Budget;

@@ -60,13 +60,15 @@ const IMPORT_EXAMPLES: &str = "\
 Examples:
   ls-prep import SmolLM2-135M-Instruct.Q4_1.gguf --out smol.lsb
   ls-prep import ./Qwen2.5-0.5B-Instruct --out qwen.lsb --dtype q8_0 --ffn-dtype q4_0
+  ls-prep import model.gguf --out model.lsb --dtype q4_0 --calibration datasets/text/*.txt
   ls-prep import model.gguf --out model.lsb --block-neurons 3 --json";
 
 /// Makes a bundle of a GGUF file or a Hugging Face folder.
 ///
 /// Reads GGUF 2 and 3 (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K) and folders with safetensors
 /// files, of the architectures Llama, Mistral, Qwen 2 and Qwen 3. Works a strip of weights at a time: memory stays far
-/// below the model's size. The bundle gets its name only when it is complete.
+/// below the model's size; with --calibration a layer at a time, in single precision. The bundle gets its name only when
+/// it is complete.
 #[derive(Debug, clap::Args)]
 #[command(after_help = IMPORT_EXAMPLES)]
 pub(crate) struct ImportArgs {
@@ -84,6 +86,12 @@ pub(crate) struct ImportArgs {
     /// Number format of embedding and head [default: that of --dtype, but q8_0 for q4_0: they suffer most]
     #[arg(long, value_enum)]
     pub(crate) embedding_dtype: Option<DTypeArg>,
+    /// Text by which the layers' q4_0 weights are rounded; without it each is rounded on its own, which costs quality
+    #[arg(long, value_name = "TEXT", num_args = 1..)]
+    pub(crate) calibration: Vec<PathBuf>,
+    /// Tokens of the calibration text, in windows of 512: time and memory grow with it
+    #[arg(long, value_name = "N", default_value_t = 16384, requires = "calibration")]
+    pub(crate) calibration_tokens: u64,
     /// Neurons of a block, the unit that is streamed
     #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) block_neurons: u32,

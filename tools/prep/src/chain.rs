@@ -7,6 +7,7 @@ use crate::key::Key;
 use crate::pack::{self, Learned, Table};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
+use crate::rounding;
 use crate::stage::{Outcome, Stage, State};
 use crate::stages;
 use crate::stages::activations::{Activations, ActivationsStage};
@@ -224,6 +225,11 @@ impl Chain {
         made_of.extend(reuse.map(|(key, _)| (ReuseStage::NAME, key)));
         made_of.extend(mlp.map(|mlp| (MlpStage::NAME, mlp.key())));
         made_of.extend(settings.map(|(key, _)| (GuardStage::NAME, key)));
+        let calibration = match rounding::wanted(types) && pack.rounding_tokens > 0 {
+            true => Some(self.windows(progress)?),
+            false => None,
+        };
+        made_of.extend(calibration.as_ref().map(|(_, key)| (Prompts::NAME, *key)));
         let recipe =
             made_of.iter().fold(self.recipe.to_toml() + "\n[made_of]\n", |text, (name, key)| {
                 text + &format!("{name:?} = \"{key}\"\n")
@@ -247,7 +253,13 @@ impl Chain {
         let model = &self.source.model;
         let placed = ls_bundle::placement::Placement::new(model.config.ffn_hidden, neurons);
         let settings = settings.map(|(_, settings)| settings);
-        let learned = Learned { placement: Some(placed), tables: made.tables()?, settings };
+        let calibration = calibration.map(|(windows, _)| windows.some(pack.rounding_tokens));
+        let learned = Learned {
+            placement: Some(placed),
+            calibration: calibration.as_ref(),
+            tables: made.tables()?,
+            settings,
+        };
         let packed =
             pack::write(out, model, identity, types, placement.block_neurons, &learned, progress)?;
         Ok(PackedBundle { key, outcome: Outcome::Made, bytes: packed.bundle_bytes })

@@ -33,6 +33,25 @@ pub fn encode_row(dtype: DType, row: &[f32], into: &mut [u8]) -> Result<(), OutO
     }
 }
 
+/// Writes a row of Q4_0 of which code c stands for c - 8 times its group's scale.
+pub fn write_q4_0(codes: &[u8], scales: &[f16], into: &mut [u8]) {
+    assert_eq!(codes.len(), scales.len() * GROUP);
+    let (packed, halves) = into.split_at_mut(codes.len() / 2);
+    let groups = codes.as_chunks::<GROUP>().0.iter().zip(packed.chunks_exact_mut(GROUP / 2));
+    groups.for_each(|(codes, packed)| pack_q4_0(codes, packed));
+    for (scale, bytes) in scales.iter().zip(halves.as_chunks_mut().0) {
+        *bytes = scale.to_le_bytes();
+    }
+}
+
+/// Puts the first half of a group's codes into low nibbles, the second into high ones.
+fn pack_q4_0(codes: &[u8; GROUP], packed: &mut [u8]) {
+    let (low, high) = codes.split_at(GROUP / 2);
+    for ((byte, low), high) in packed.iter_mut().zip(low).zip(high) {
+        *byte = low | high << 4;
+    }
+}
+
 fn encode_f16(row: &[f32], into: &mut [u8]) -> Result<(), OutOfRange> {
     let mut halves = [f16::ZERO; 256];
     for (values, into) in row.chunks(halves.len()).zip(into.chunks_mut(2 * halves.len())) {
@@ -106,11 +125,7 @@ fn quantise_q4_0(group: &[f32; GROUP], codes: &mut [u8]) -> f32 {
         }
     }
     let inverse = inverse(best.0);
-    let code = |x: f32| code_q4_0(x * inverse);
-    let (low, high) = group.split_at(GROUP / 2);
-    for ((byte, &low), &high) in codes.iter_mut().zip(low).zip(high) {
-        *byte = code(low) | code(high) << 4;
-    }
+    pack_q4_0(&group.map(|x| code_q4_0(x * inverse)), codes);
     best.0
 }
 
@@ -206,6 +221,24 @@ mod tests {
         assert_eq!(q4[16..], [0x00, 0x3c]);
         // Codes follow the sign of the largest value: 8 is kept as code 0 with scale -1.
         assert_eq!(encoded(DType::Q4_0, &row.map(|x| -x))[16..], [0x00, 0xbc]);
+    }
+
+    #[test]
+    fn codes_chosen_elsewhere_lie_as_those_chosen_here() {
+        let row: Vec<f32> = (0..64).map(|i| ((i * 37 % 64) as f32 - 30.0) / 8.0).collect();
+        let mut codes = vec![0; 64];
+        let mut scales = Vec::new();
+        for (group, codes) in row.as_chunks::<GROUP>().0.iter().zip(codes.chunks_mut(GROUP)) {
+            let mut packed = [0; GROUP / 2];
+            let scale = quantise_q4_0(group, &mut packed);
+            scales.push(f16::from_f32(scale));
+            for (i, code) in codes.iter_mut().enumerate() {
+                *code = packed[i % 16] >> (4 * (i / 16)) & 15;
+            }
+        }
+        let mut bytes = vec![0xAA; 36];
+        write_q4_0(&codes, &scales, &mut bytes);
+        assert_eq!(bytes, encoded(DType::Q4_0, &row));
     }
 
     #[test]

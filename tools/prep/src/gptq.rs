@@ -86,6 +86,12 @@ impl Gram {
         );
     }
 
+    /// Adds another sum.
+    pub fn merge(&mut self, other: &Gram) {
+        assert_eq!(self.width, other.width);
+        self.sum.iter_mut().zip(&other.sum).for_each(|(sum, x)| *sum += x);
+    }
+
     /// Element i, j.
     #[must_use]
     pub fn at(&self, i: usize, j: usize) -> f32 {

@@ -1,10 +1,15 @@
 //! `ls-prep import`: a model on disk becomes a bundle of which nothing was learned, with every neuron in its source's
-//! order. It runs densely.
+//! order. It runs densely. Calibration text may say how its weights are rounded ([`crate::rounding`]).
 
 use crate::error::{PrepError, Result};
+use crate::key::stage_seed;
 use crate::model::Model;
+use crate::model::weights::SourceFile;
 use crate::pack::{self, Learned, Packed};
 use crate::progress::{Phase, Progress};
+use crate::rounding;
+use crate::stage::Stage;
+use crate::stages::prompts::{Params, Prompts, Windows};
 use ls_bundle::identity::Identity;
 use ls_bundle::limits::MAX_NAME_BYTES;
 use ls_bundle::model::{DType, WeightTypes};
@@ -24,8 +29,32 @@ pub struct ImportOptions {
     pub types: WeightTypes,
     /// Neurons of a block.
     pub block_neurons: u32,
-    /// Kept in the bundle for the stages that draw random numbers; import draws none.
+    /// Text by which the layers' q4_0 weights are rounded; without it each is rounded on its own.
+    pub calibration: Option<Calibration>,
+    /// Kept in the bundle for the stages that draw random numbers. Import draws where windows of text begin.
     pub seed: u64,
+}
+
+/// Calibration text.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    /// Files, in this order.
+    pub texts: Vec<PathBuf>,
+    /// Tokens to take of them, at most.
+    pub tokens: u64,
+    /// Tokens of a window, a text of its own; at most the model's context.
+    pub window: u32,
+}
+
+impl Calibration {
+    /// The windows for `model`.
+    fn windows(&self, model: &Model, seed: u64) -> Result<Windows> {
+        let texts =
+            self.texts.iter().map(|path| SourceFile::open(path)).collect::<Result<Vec<_>>>()?;
+        let window = self.window.min(model.config.context_length);
+        let seed = stage_seed(seed, Prompts::NAME);
+        Windows::take(model, &texts, &Params { tokens: self.tokens, window, seed })
+    }
 }
 
 /// What was made.
@@ -52,11 +81,26 @@ pub fn import(options: &ImportOptions, progress: &mut dyn Progress) -> Result<Im
     let model = Model::open(&options.source)?;
     refuse_to_replace(&model, &options.out)?;
     let source_hash = hash(&model.files, progress)?;
-    let identity = identity(options, source_hash.clone());
+    let mut identity = identity(options, source_hash.clone());
     let (types, block_neurons) = (options.types, options.block_neurons);
-    let nothing = Learned::default();
+    let mut windows = None;
+    if let Some(calibration) = &options.calibration {
+        if !rounding::wanted(types) {
+            let problem = "calibration text is for q4_0 weights of layers; there are none";
+            return Err(PrepError::usage(problem));
+        }
+        let found = calibration.windows(&model, options.seed)?;
+        let text = hash(&calibration.texts, progress)?;
+        let Windows { tokens, window, .. } = &found;
+        identity.recipe += &format!(
+            "calibration = \"{text}\"\ncalibration_tokens = {}\ncalibration_window = {window}\n",
+            tokens.len()
+        );
+        windows = Some(found);
+    }
+    let learned = Learned { calibration: windows.as_ref(), ..Learned::default() };
     let packed =
-        pack::write(&options.out, &model, identity, types, block_neurons, &nothing, progress)?;
+        pack::write(&options.out, &model, identity, types, block_neurons, &learned, progress)?;
     let Packed { bundle_bytes, blocks, weight_bytes, padding_bytes } = packed;
     Ok(ImportReport {
         bundle: options.out.clone(),

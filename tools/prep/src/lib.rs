@@ -28,6 +28,7 @@ pub mod progress;
 pub mod recipe;
 pub mod report;
 pub mod room;
+pub mod rounding;
 pub mod sparse;
 pub mod stage;
 pub mod stages;

@@ -11,7 +11,7 @@ use clap::Parser;
 use ls_bundle::ids::ByteCount;
 use ls_prep::error::{PrepError, Result};
 use ls_prep::exit::Exit;
-use ls_prep::import::{ImportOptions, ImportReport, import};
+use ls_prep::import::{Calibration, ImportOptions, ImportReport, import};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -52,14 +52,23 @@ fn main() -> ExitCode {
     }
 }
 
+/// Tokens of a window of calibration text, as in the recipes.
+const CALIBRATION_WINDOW: u32 = 512;
+
 fn run_import(args: ImportArgs) -> Result<()> {
     let start = Instant::now();
     let types = args.types();
+    let calibration = Calibration {
+        texts: args.calibration,
+        tokens: args.calibration_tokens,
+        window: CALIBRATION_WINDOW,
+    };
     let options = ImportOptions {
         source: args.model,
         out: args.out,
         types,
         block_neurons: args.block_neurons,
+        calibration: (!calibration.texts.is_empty()).then_some(calibration),
         seed: args.seed,
     };
     let report = import(&options, &mut TerminalProgress::new())?;

@@ -2,7 +2,8 @@
 //!
 //! Weights pass through a strip at a time (see [`crate::model::weights`]), a block of the bundle at a time, in the
 //! order of the file. Peak memory is the tokenizer, the small vectors, and one layer's down projection as stored; with
-//! an order of its own also that projection as f32; or one table.
+//! an order of its own also that projection as f32; or one table. Rounding by calibration text ([`crate::rounding`])
+//! goes along, a layer at a time, and takes what it takes.
 
 use crate::encode::{OutOfRange, encode_row};
 use crate::error::{PrepError, Result};
@@ -10,6 +11,8 @@ use crate::model::Model;
 use crate::model::roles::{Part, Role};
 use crate::model::weights::{Columns, Rows, Weights};
 use crate::progress::{Phase, Progress};
+use crate::rounding::{RoundedLayer, Rounder};
+use crate::stages::prompts::Windows;
 use ls_bundle::blocks::{Block, BlockName, Tensor};
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::{LayerId, NeuronId};
@@ -25,6 +28,8 @@ use std::path::Path;
 pub struct Learned<'a> {
     /// The order of the neurons.
     pub placement: Option<Placement>,
+    /// Text by which the layers' q4_0 weights are rounded; without it each is rounded on its own.
+    pub calibration: Option<&'a Windows>,
     /// Tables by layer and kind.
     pub tables: Vec<Table<'a>>,
     /// How the bundle asks to be run.
@@ -90,17 +95,35 @@ pub fn write(
     let map = writer.weights().clone();
     let first = map.layers.first().map_or(0, |layer| layer.q_proj.offset);
     let table_bytes: u64 = lens.iter().map(|&(_, _, len)| len).sum();
-    progress.begin(Phase::Pack, map.embedding.extent().end() - first + table_bytes);
-    let mut packer = Packer { weights: &model.weights, map: &map, learned, open: None };
+    let mut left_bytes = map.embedding.extent().end() - first + table_bytes;
+    let rounder = learned.calibration.map(|windows| Rounder::new(model, windows, types));
+    // The layers come first. Rounding them takes so long that their bytes tell nothing.
+    let mut rounding = rounder.is_some();
+    match rounding {
+        true => progress.begin(Phase::Rounding, model.config.layers.into()),
+        false => progress.begin(Phase::Pack, left_bytes),
+    }
+    let rounded = RoundedLayer::default();
+    let rounder = rounder.transpose()?;
+    let mut packer =
+        Packer { weights: &model.weights, map: &map, learned, rounder, rounded, open: None };
     let mut bytes = Vec::new();
     let mut packed = Packed::default();
     while let Some(block) = writer.next_block() {
+        if rounding && block.name.layer.is_none() {
+            rounding = false;
+            progress.begin(Phase::Pack, left_bytes);
+        }
         packer.fill(&block, &mut bytes)?;
         writer.write_block(&bytes)?;
         packed.blocks += 1;
         packed.weight_bytes += block.weight_bytes;
         packed.padding_bytes += block.extent.len - block.weight_bytes;
-        progress.advance(block.extent.len);
+        left_bytes -= block.extent.len;
+        match rounding {
+            true => progress.advance(u64::from(begins_layer(&block.name))),
+            false => progress.advance(block.extent.len),
+        }
     }
     writer.finish()?;
     packed.bundle_bytes =
@@ -108,11 +131,18 @@ pub fn write(
     Ok(packed)
 }
 
+fn begins_layer(name: &BlockName) -> bool {
+    name.tensor == Tensor::QProj && name.index == 0
+}
+
 /// Makes the bytes of tiles and blocks, asked for in the order of the file.
 struct Packer<'a> {
     weights: &'a Weights,
     map: &'a WeightMap,
     learned: &'a Learned<'a>,
+    rounder: Option<Rounder<'a>>,
+    /// What was rounded of the layer that blocks are made of.
+    rounded: RoundedLayer,
     /// The weight that the last block belonged to.
     open: Option<(Option<LayerId>, Tensor, Source<'a>)>,
 }
@@ -138,6 +168,12 @@ impl<'a> Packer<'a> {
     /// Replaces `bytes` by those of `block`.
     fn fill(&mut self, block: &Block, bytes: &mut Vec<u8>) -> Result<()> {
         let BlockName { layer, tensor, index } = block.name;
+        if let Some(rounder) = &mut self.rounder
+            && begins_layer(&block.name)
+        {
+            self.rounded = RoundedLayer::default();
+            self.rounded = rounder.layer()?;
+        }
         if self.open.as_ref().is_none_or(|(l, t, _)| (*l, *t) != (layer, tensor)) {
             // Let go of the old weight first: its buffers may be as long as a down projection.
             self.open = None;
@@ -160,7 +196,9 @@ impl<'a> Packer<'a> {
                 let row_bytes = extent.row_bytes() as usize;
                 let first = index * extent.tile_rows;
                 for (row, into) in (first..).zip(bytes.chunks_exact_mut(row_bytes)) {
-                    checked(*role, encode_row(extent.dtype, rows.row(row)?, into))?;
+                    if !self.rounded.write_row(*role, row, into) {
+                        checked(*role, encode_row(extent.dtype, rows.row(row)?, into))?;
+                    }
                 }
             }
             Source::Ffn(source) => {
@@ -177,7 +215,10 @@ impl<'a> Packer<'a> {
                     for ((part, row), into) in
                         rows.into_iter().zip(into.chunks_exact_mut(row_bytes))
                     {
-                        checked(Role::Layer(*layer, part), encode_row(extent.dtype, row, into))?;
+                        let role = Role::Layer(*layer, part);
+                        if !self.rounded.write_row(role, neuron, into) {
+                            checked(role, encode_row(extent.dtype, row, into))?;
+                        }
                     }
                 }
             }

@@ -27,6 +27,8 @@ pub enum Phase {
     Projection,
     /// Making a model up; counted in bytes.
     Synth,
+    /// Rounding weights by calibration text; counted in layers.
+    Rounding,
     /// Replaying requests and learning from them; counted in layers.
     Reuse,
 }

@@ -107,7 +107,9 @@ Guard {
 section! { /// `[lut]`.
 Lut { intervals: u32, samples: u32, horizon: u32, frequencies: Vec<u8>, significance: f64, } }
 section! { /// `[pack]`.
-Pack { dtype: Format, ffn_dtype: Format, embedding_dtype: Format, baseline: bool, } }
+Pack {
+    dtype: Format, ffn_dtype: Format, embedding_dtype: Format, rounding_tokens: u64, baseline: bool,
+} }
 
 /// A number format of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -249,6 +251,7 @@ impl Recipe {
             ("base.down_bits", base.down_bits.into(), 0, 4),
             ("base.sweeps", base.sweeps.into(), 0, 100),
             ("base.feedback_neurons", base.feedback_neurons.into(), 1, 1 << 14),
+            ("pack.rounding_tokens", self.pack.rounding_tokens, 0, 1 << 32),
         ];
         for (name, value, low, high) in counts {
             if !(low..=high).contains(&value) {

@@ -37,6 +37,7 @@ impl Progress for TerminalProgress {
             Phase::Evaluation => ("evaluation", "tokens"),
             Phase::Projection => ("projection", "layers"),
             Phase::Synth => ("writing", "bytes"),
+            Phase::Rounding => ("rounding", "layers"),
             Phase::Reuse => ("reuse", "layers"),
         };
         let template = match unit {

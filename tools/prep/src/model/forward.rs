@@ -29,8 +29,8 @@ pub struct Forward<'a> {
     turns: Vec<(f32, f32)>,
 }
 
-/// The weights of one layer.
-#[derive(Debug)]
+/// The weights of one layer. A clone shares them until one is replaced.
+#[derive(Clone, Debug)]
 pub struct Layer<'a> {
     config: &'a ModelConfig,
     vectors: &'a LayerVectors,
@@ -194,11 +194,22 @@ impl Layer<'_> {
 
     /// Adds attention's output to the residuals `x`, whole windows of tokens x hidden.
     pub fn attend(&self, x: &mut [f32]) -> Result<()> {
+        let output = self.attention_output(self.attention(self.attention_input(x))?)?;
+        add(x, &output);
+        Ok(())
+    }
+
+    /// The input of q, k and v: the residuals `x`, normalised.
+    #[must_use]
+    pub fn attention_input(&self, x: &[f32]) -> Vec<f32> {
+        rms_norm(x, &self.vectors.attn_norm, self.config.norm_epsilon)
+    }
+
+    /// What all heads make of the inputs of q, k and v, whole windows; tokens x query_width, the input of o.
+    pub fn attention(&self, input: Vec<f32>) -> Result<Vec<f32>> {
         let config = self.config;
-        let hidden = config.hidden as usize;
-        let input = rms_norm(x, &self.vectors.attn_norm, config.norm_epsilon);
-        let input = matrix(input, hidden)?;
-        let [q_proj, k_proj, v_proj, o_proj] = &self.attention;
+        let input = matrix(input, config.hidden as usize)?;
+        let [q_proj, k_proj, v_proj, _] = &self.attention;
         let (mut q, mut k) = (linear(&input, q_proj)?, linear(&input, k_proj)?);
         let mut v = linear(&input, v_proj)?;
         if config.qkv_bias {
@@ -208,10 +219,51 @@ impl Layer<'_> {
         }
         self.turn(&mut q, config.query_width(), &self.vectors.q_norm);
         self.turn(&mut k, config.kv_width(), &self.vectors.k_norm);
-        let attended = self.mix(q, k, v).map_err(fault)?;
-        let output = linear(&matrix(attended, config.query_width() as usize)?, o_proj)?;
-        add(x, &output);
+        self.mix(q, k, v).map_err(fault)
+    }
+
+    /// What o makes of its inputs; tokens x hidden.
+    pub fn attention_output(&self, attended: Vec<f32>) -> Result<Vec<f32>> {
+        linear(&matrix(attended, self.config.query_width() as usize)?, &self.attention[3])
+    }
+
+    /// A matrix as [`Role`]'s shapes say, row after row.
+    pub fn weights(&self, part: Part) -> Result<Vec<f32>> {
+        let values = || self.tensor(part).flatten_all()?.to_vec1();
+        values().map_err(fault)
+    }
+
+    /// Runs with other weights in the place of a matrix, row after row.
+    pub fn replace(&mut self, part: Part, values: Vec<f32>) -> Result<()> {
+        let cols = self.tensor(part).dim(1).map_err(fault)?;
+        *self.tensor_mut(part) = matrix(values, cols)?;
         Ok(())
+    }
+
+    fn tensor(&self, part: Part) -> &Tensor {
+        match part {
+            Part::Query => &self.attention[0],
+            Part::Key => &self.attention[1],
+            Part::Value => &self.attention[2],
+            Part::Output => &self.attention[3],
+            Part::Gate => &self.gate,
+            Part::Up => &self.up,
+            Part::Down => &self.down,
+            _ => unreachable!("{part:?} is no matrix"),
+        }
+    }
+
+    fn tensor_mut(&mut self, part: Part) -> &mut Tensor {
+        match part {
+            Part::Query => &mut self.attention[0],
+            Part::Key => &mut self.attention[1],
+            Part::Value => &mut self.attention[2],
+            Part::Output => &mut self.attention[3],
+            Part::Gate => &mut self.gate,
+            Part::Up => &mut self.up,
+            Part::Down => &mut self.down,
+            _ => unreachable!("{part:?} is no matrix"),
+        }
     }
 
     /// Normalises the heads of q or k where the model does, and turns them to their positions. `width` is a row's.

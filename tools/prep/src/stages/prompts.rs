@@ -11,6 +11,7 @@ use crate::error::{PrepError, Result};
 use crate::import::hash;
 use crate::journal::Journal;
 use crate::key::Key;
+use crate::model::Model;
 use crate::model::weights::SourceFile;
 use crate::progress::Progress;
 use crate::recipe::Recipe;
@@ -32,7 +33,8 @@ const LINE_SEARCH_BYTES: u64 = 512;
 #[derive(Debug)]
 pub struct Prompts<'a> {
     source: &'a Source,
-    texts: Vec<(SourceFile, Key)>,
+    texts: Vec<SourceFile>,
+    keys: Vec<Key>,
     params: Params,
 }
 
@@ -54,15 +56,38 @@ impl<'a> Prompts<'a> {
             let problem = "no calibration text: name files with --calibration";
             return Err(PrepError::usage(problem));
         }
-        let text = |path: &PathBuf| {
-            let key = Key::parse(&hash(std::slice::from_ref(path), &mut ())?)?;
-            Ok((SourceFile::open(path)?, key))
-        };
-        let texts = texts.iter().map(text).collect::<Result<Vec<_>>>()?;
+        let key = |path: &PathBuf| Key::parse(&hash(std::slice::from_ref(path), &mut ())?);
+        let keys = texts.iter().map(key).collect::<Result<Vec<_>>>()?;
+        let texts = texts.iter().map(|path| SourceFile::open(path)).collect::<Result<Vec<_>>>()?;
         let (tokens, window) = (recipe.calibration.tokens, recipe.calibration.window);
         let window = window.min(source.model.config.context_length);
         let params = Params { tokens, window, seed: recipe.stage_seed(Self::NAME) };
-        Ok(Prompts { source, texts, params })
+        Ok(Prompts { source, texts, keys, params })
+    }
+
+    /// At most `count` tokens of the same texts, whole windows, none of which is in a window of the stage. They lie in
+    /// the middle of gaps between those, spread over all texts.
+    ///
+    /// # Errors
+    /// If no gap has room for a window.
+    pub fn held_out(&self, count: u64) -> Result<Vec<u32>> {
+        Taker::new(&self.source.model, &self.texts, &self.params)?.held_out(count)
+    }
+}
+
+/// What windows are taken from.
+struct Taker<'a> {
+    model: &'a Model,
+    texts: &'a [SourceFile],
+    params: &'a Params,
+    tokenizer: Tokenizer,
+}
+
+impl<'a> Taker<'a> {
+    fn new(model: &'a Model, texts: &'a [SourceFile], params: &'a Params) -> Result<Taker<'a>> {
+        let tokenizer = Tokenizer::from_bytes(model.tokenizer.json.as_bytes())
+            .map_err(|problem| PrepError::corrupt("tokenizer", problem))?;
+        Ok(Taker { model, texts, params, tokenizer })
     }
 
     /// Windows of one text, at most `windows`: hands out each one's tokens, and where in the text they are.
@@ -70,7 +95,6 @@ impl<'a> Prompts<'a> {
         &self,
         text: &SourceFile,
         windows: u64,
-        tokenizer: &Tokenizer,
         random: &mut Xoshiro256PlusPlus,
         put: &mut dyn FnMut(Vec<u32>, Range<u64>),
     ) -> Result<u64> {
@@ -85,7 +109,8 @@ impl<'a> Prompts<'a> {
             let mut found = None;
             for place in [line_after(text, place)?, place, free_from] {
                 let start = character_after(text, place)?;
-                found = encode(text, start, body, tokenizer)?.map(|(ids, end)| (ids, start..end));
+                found =
+                    encode(text, start, body, &self.tokenizer)?.map(|(ids, end)| (ids, start..end));
                 if found.is_some() {
                     break;
                 }
@@ -105,49 +130,36 @@ impl<'a> Prompts<'a> {
 
     /// What each window starts with.
     fn bos(&self) -> Option<u32> {
-        let special = &self.source.model.config.special;
+        let special = &self.model.config.special;
         special.bos.filter(|_| special.add_bos)
     }
 
     /// All windows, text after text: hands out the text's number, the tokens and their place.
     fn walk(&self, put: &mut dyn FnMut(usize, Vec<u32>, Range<u64>)) -> Result<Vec<u64>> {
-        let tokenizer = self.tokenizer()?;
         let mut random = Xoshiro256PlusPlus::seed_from_u64(self.params.seed);
-        let sizes: Vec<u64> = self.texts.iter().map(|(text, _)| text.len).collect();
+        let sizes: Vec<u64> = self.texts.iter().map(|text| text.len).collect();
         let windows = apportion(self.params.tokens / u64::from(self.params.window), &sizes);
         let of_text = self.texts.iter().zip(windows).enumerate();
         of_text
-            .map(|(number, ((text, _), windows))| {
+            .map(|(number, (text, windows))| {
                 let mut put = |ids, place| put(number, ids, place);
-                self.take(text, windows, &tokenizer, &mut random, &mut put)
+                self.take(text, windows, &mut random, &mut put)
             })
             .collect()
     }
 
-    fn tokenizer(&self) -> Result<Tokenizer> {
-        let json = &self.source.model.tokenizer.json;
-        Tokenizer::from_bytes(json.as_bytes())
-            .map_err(|problem| PrepError::corrupt("tokenizer", problem))
-    }
-
-    /// At most `count` tokens of the same texts, whole windows, none of which is in a window of the stage. They lie in
-    /// the middle of gaps between those, spread over all texts.
-    ///
-    /// # Errors
-    /// If no gap has room for a window.
-    pub fn held_out(&self, count: u64) -> Result<Vec<u32>> {
+    /// See [`Prompts::held_out`].
+    fn held_out(&self, count: u64) -> Result<Vec<u32>> {
         let mut gaps: Vec<(usize, Range<u64>)> = Vec::new();
         let mut ends = vec![0; self.texts.len()];
         self.walk(&mut |text, _, place| {
             gaps.push((text, ends[text]..place.start));
             ends[text] = place.end;
         })?;
-        let tails = self.texts.iter().enumerate().map(|(n, (text, _))| (n, ends[n]..text.len));
+        let tails = self.texts.iter().enumerate().map(|(n, text)| (n, ends[n]..text.len));
         gaps.extend(tails);
-        let tokenizer = self.tokenizer()?;
-        let inside = |(number, gap): (usize, Range<u64>)| {
-            self.within(&self.texts[number].0, gap, &tokenizer).transpose()
-        };
+        let inside =
+            |(number, gap): (usize, Range<u64>)| self.within(&self.texts[number], gap).transpose();
         let windows = gaps.into_iter().filter_map(inside).collect::<Result<Vec<_>>>()?;
         let wanted = (count / u64::from(self.params.window)).min(windows.len() as u64) as usize;
         let mut tokens = Vec::new();
@@ -161,22 +173,15 @@ impl<'a> Prompts<'a> {
         }
         Ok(tokens)
     }
-}
 
-impl Prompts<'_> {
     /// The text of a window in the middle of a gap, if there is room.
-    fn within(
-        &self,
-        text: &SourceFile,
-        gap: Range<u64>,
-        tokenizer: &Tokenizer,
-    ) -> Result<Option<Vec<u32>>> {
+    fn within(&self, text: &SourceFile, gap: Range<u64>) -> Result<Option<Vec<u32>>> {
         let body = self.body();
         let slack = gap.end.saturating_sub(gap.start + body as u64 * BYTES_PER_TOKEN);
         let middle = gap.start + slack / 2;
         for place in [line_after(text, middle)?, middle, gap.start] {
             let start = character_after(text, place)?;
-            if let Some((ids, end)) = encode(text, start, body, tokenizer)?
+            if let Some((ids, end)) = encode(text, start, body, &self.tokenizer)?
                 && end <= gap.end
             {
                 return Ok(Some(ids));
@@ -196,11 +201,9 @@ impl Stage for Prompts<'_> {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let text = |(index, (_, key)): (usize, &(SourceFile, Key))| Input {
-            name: format!("text {}", index + 1),
-            key: *key,
-        };
-        let texts = self.texts.iter().enumerate().map(text);
+        let text =
+            |(index, key): (usize, &Key)| Input { name: format!("text {}", index + 1), key: *key };
+        let texts = self.keys.iter().enumerate().map(text);
         std::iter::once(self.source.input()).chain(texts).collect()
     }
 
@@ -209,20 +212,11 @@ impl Stage for Prompts<'_> {
     }
 
     fn run(&self, journal: &mut Journal, _: &mut dyn Progress) -> Result<()> {
-        let (bos, mut tokens) = (self.bos(), Vec::new());
-        let taken = self.walk(&mut |_, ids, _| {
-            tokens.extend(bos);
-            tokens.extend(ids);
-        })?;
-        if tokens.is_empty() {
-            let window = self.params.window;
-            let problem =
-                format!("the calibration text is shorter than a window of {window} tokens");
-            return Err(PrepError::usage(problem));
-        }
+        let Windows { tokens, of_text, .. } =
+            Windows::take(&self.source.model, &self.texts, &self.params)?;
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         let ids = [RecordId::new(0, 0), RecordId::new(0, 1)];
-        let contents = [bytes, serde_json::to_vec(&taken).expect("plain numbers")];
+        let contents = [bytes, serde_json::to_vec(&of_text).expect("plain numbers")];
         for (id, content) in ids.into_iter().zip(contents) {
             if !journal.contains(id) {
                 journal.append(id, &content)?;
@@ -244,6 +238,41 @@ pub struct Windows {
 }
 
 impl Windows {
+    /// Windows of `texts`, in this order, for `model`.
+    pub fn take(model: &Model, texts: &[SourceFile], params: &Params) -> Result<Windows> {
+        let taker = Taker::new(model, texts, params)?;
+        let (bos, mut tokens) = (taker.bos(), Vec::new());
+        let of_text = taker.walk(&mut |_, ids, _| {
+            tokens.extend(bos);
+            tokens.extend(ids);
+        })?;
+        if tokens.is_empty() {
+            let window = params.window;
+            let problem =
+                format!("the calibration text is shorter than a window of {window} tokens");
+            return Err(PrepError::usage(problem));
+        }
+        Ok(Windows { tokens, window: params.window, of_text })
+    }
+
+    /// At most so many tokens of these windows, but one window at least, from all over.
+    #[must_use]
+    pub fn some(&self, tokens: u64) -> Windows {
+        let (window, all) = (self.window as usize, self.tokens.len() / self.window as usize);
+        let count = usize::try_from(tokens).unwrap_or(usize::MAX) / window;
+        let count = count.clamp(1, all);
+        let (mut tokens, mut of_text) = (Vec::new(), vec![0; self.of_text.len()]);
+        let texts = self.of_text.iter().enumerate();
+        let texts: Vec<usize> = texts
+            .flat_map(|(text, &windows)| std::iter::repeat_n(text, windows as usize))
+            .collect();
+        for index in (0..count).map(|index| index * all / count) {
+            tokens.extend_from_slice(&self.tokens[index * window..][..window]);
+            of_text[texts[index]] += 1;
+        }
+        Windows { tokens, window: self.window, of_text }
+    }
+
     /// Reads the artifact of [`Prompts`] for a model whose tokens are below `vocab_size`.
     pub fn read(artifact: &Artifact, vocab_size: u32) -> Result<Windows> {
         let params: Params = artifact.params()?;
@@ -330,6 +359,16 @@ fn read(text: &SourceFile, start: u64, len: u64) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn some_windows_come_from_everywhere() {
+        let windows = Windows { tokens: (0..20).collect(), window: 2, of_text: vec![7, 3] };
+        let some = windows.some(9);
+        assert_eq!(some.tokens, [0, 1, 4, 5, 10, 11, 14, 15]);
+        assert_eq!(some.of_text, [3, 1]);
+        assert_eq!(windows.some(1000), windows);
+        assert_eq!(windows.some(0).tokens, [0, 1]);
+    }
 
     proptest! {
         #[test]

@@ -17,7 +17,7 @@ fn matrix(model: &Model, role: Role) -> Vec<f32> {
     (0..rows).flat_map(|row| source.row(row).unwrap().to_vec()).collect()
 }
 
-fn reference(model: &Model) -> ReferenceModel {
+pub(crate) fn reference(model: &Model) -> ReferenceModel {
     let config: &ModelConfig = &model.config;
     let layer = |layer| {
         let part = |part| matrix(model, Role::Layer(layer, part));

@@ -16,6 +16,7 @@ mod predictor;
 mod projection;
 mod prompts;
 mod reuse;
+mod rounding;
 mod synth;
 
 use ls_prep::recipe::Recipe;
