@@ -119,7 +119,7 @@ pub fn write(
         packed.blocks += 1;
         packed.weight_bytes += block.weight_bytes;
         packed.padding_bytes += block.extent.len - block.weight_bytes;
-        left_bytes -= block.extent.len;
+        left_bytes = left_bytes.saturating_sub(block.extent.len);
         match rounding {
             true => progress.advance(u64::from(begins_layer(&block.name))),
             false => progress.advance(block.extent.len),

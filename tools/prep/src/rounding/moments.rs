@@ -141,9 +141,13 @@ mod tests {
                 moments.add(rows(&b, inputs), rows(&missing, outputs), sizes);
             }
             let found = moments.correction().unwrap();
-            assert!(found.iter().zip(&map).all(|(x, y)| (x - y).abs() < 0.03), "{found:?} {map:?}");
+            // Drawn a little towards zero.
+            let off: f32 = found.iter().zip(&map).map(|(x, y)| (x - y).powi(2)).sum();
+            let all: f32 = map.iter().map(|y| y * y).sum();
+            assert!(off < 0.05 * all, "{off} of {all}: {found:?} {map:?}");
         }
     }
+
     #[test]
     fn errors_that_inputs_do_not_tell_are_left_alone() {
         let (inputs, outputs, tokens) = (32, 4, 48);
