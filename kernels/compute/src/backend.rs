@@ -154,6 +154,14 @@ pub struct Pass<'a> {
 ///
 /// Calls must not fail and must not allocate: everything is sized and allocated when the backend is made.
 pub trait ComputeBackend: Send {
+    /// Announces bytes that stay as they are, where they are, until the backend is dropped: a backend with memory of its
+    /// own copies them there, and recognises parts of them by their address in later calls. They start at a multiple of 64
+    /// in the bundle. Before the first pass only.
+    /// Whether it has: false also if there is no room, and then the bytes are copied whenever a call brings them.
+    fn keep(&mut self, bytes: &[u8]) -> bool {
+        let _ = bytes;
+        false
+    }
     /// Starts a pass. Panics if the pass does not fit what the backend was made for.
     fn begin(&mut self, pass: Pass<'_>);
     /// Sets the residual of token `index` of the pass to `row` (one row of the embedding table).

@@ -35,6 +35,12 @@ impl<'a> BaseNeurons<'a> {
         BaseNeurons { bytes, hidden, codebooks, parts }
     }
 
+    /// All records, one behind the other.
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// Weights of a row.
     #[must_use]
     pub fn hidden(&self) -> u32 {

@@ -12,6 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ls-chat", &["ls-bundle"]),
     ("ls-compute", &["ls-bundle"]),
     ("ls-cpu", &["ls-bundle", "ls-compute", "ls-sync"]),
+    ("ls-cuda", &["ls-bundle", "ls-compute"]),
     ("ls-io", &["ls-sync"]),
     ("ls-cache", &["ls-bundle", "ls-hash"]),
     ("ls-control", &["ls-bundle"]),
@@ -58,7 +59,7 @@ const NOT_ON_DEVICE: &[&str] = &[
 ];
 
 /// Crates that may hold unsafe code; all others forbid it.
-const MAY_BE_UNSAFE: &[&str] = &["ls-sync", "ls-io", "ls-cpu", "ls-hash"];
+const MAY_BE_UNSAFE: &[&str] = &["ls-sync", "ls-io", "ls-cpu", "ls-cuda", "ls-hash"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

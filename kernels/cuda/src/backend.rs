@@ -1,0 +1,428 @@
+//! [`CudaBackend`]: what it owns, and which kernel each call starts.
+//!
+//! Calls return when their work is queued: results are waited for where they are read, and by the next pass.
+
+use crate::CudaError;
+use crate::buffers::{Buffers, DeviceVectors, Plan, Shape};
+use crate::device::{Device, Function, Grid, args};
+use crate::error::Kind;
+use crate::launch::{Loads, MlpKernel, dtype_name};
+use crate::weights::Weights;
+use ls_bundle::ids::{ByteCount, LayerId};
+use ls_bundle::model::{DType, ModelConfig, QUANT_GROUP, Vectors};
+use ls_compute::{
+    BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
+    Projection, ProjectionPart, is_chosen, rope_frequencies, rope_turn,
+};
+
+/// What a backend is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Positions that the KV cache holds, at least 1.
+    pub context: u32,
+    /// Most tokens of a pass, at least 1.
+    pub pass_tokens: u32,
+    /// Most scored tokens of a pass.
+    pub scored_tokens: u32,
+    /// Format of the KV cache; Q8_0 wants heads of a multiple of 32.
+    pub kv_cache: KvDType,
+    /// How the FFN's kernel reads weights; None: the device's fastest.
+    pub loads: Option<Loads>,
+}
+
+/// The kernels of one number format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfDType {
+    pub(crate) embed: Function,
+    pub(crate) matvec: Function,
+    pub(crate) multiply: Function,
+    pub(crate) swiglu: Function,
+    pub(crate) weigh: Function,
+}
+
+/// All kernels but the FFN's.
+#[derive(Debug)]
+pub(crate) struct Functions {
+    of: [OfDType; 3],
+    pub(crate) norm: Function,
+    pub(crate) rotate: Function,
+    pub(crate) attend: Function,
+    pub(crate) merge: Function,
+    pub(crate) add_lanes: Function,
+    pub(crate) score: Function,
+    pub(crate) estimate: Function,
+    pub(crate) stand_in: Function,
+}
+
+impl Functions {
+    fn load(device: &Device, shape: &Shape) -> Result<Functions, Kind> {
+        let vector_bytes = 4 * shape.hidden.max(shape.query_width) as u32;
+        let of = |dtype| {
+            let get = |kernel: &str, shared| {
+                device.function(&format!("{kernel}_{}", dtype_name(dtype)), shared)
+            };
+            Ok::<_, Kind>(OfDType {
+                embed: get("embed", 0)?,
+                matvec: get("matvec", vector_bytes)?,
+                multiply: get("multiply", 0)?,
+                swiglu: get("swiglu", 0)?,
+                weigh: get("weigh", 0)?,
+            })
+        };
+        Ok(Functions {
+            of: [of(DType::F16)?, of(DType::Q8_0)?, of(DType::Q4_0)?],
+            norm: device.function("rms_norm", 0)?,
+            rotate: device.function("rotate", 0)?,
+            attend: device.function("attend", crate::attention::shared_bytes(shape))?,
+            merge: device.function("merge", 0)?,
+            add_lanes: device.function("add_lanes", 0)?,
+            score: device.function("score", 0)?,
+            estimate: device.function("estimate", 4 * shape.hidden as u32)?,
+            stand_in: device.function("stand_in", 0)?,
+        })
+    }
+
+    pub(crate) fn of(&self, dtype: DType) -> &OfDType {
+        match dtype {
+            DType::F16 => &self.of[0],
+            DType::Q8_0 => &self.of[1],
+            DType::Q4_0 => &self.of[2],
+        }
+    }
+}
+
+/// The pass that is being computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Current {
+    pub(crate) first_position: u32,
+    pub(crate) tokens: u32,
+    pub(crate) decode: bool,
+    pub(crate) asked: Asked,
+    /// Rows of the embedding table that wait in host memory, and their format.
+    rows: Option<(DType, u32)>,
+}
+
+/// What the pass is for; the targets are in the buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Nothing,
+    LastLogits,
+    Scores { first: u32, count: u32 },
+}
+
+/// What has been computed of a layer's FFN.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ffn {
+    /// Blocks that the kernel was given: what decides which sum a block adds to.
+    pub(crate) blocks: u32,
+    /// The layer and the number of neurons whose activations are estimated.
+    pub(crate) estimated: Option<(LayerId, usize)>,
+    /// Whether there are sums of stand-ins.
+    pub(crate) stand_ins: bool,
+}
+
+/// A model's activations and KV cache on a device.
+#[derive(Debug)]
+pub struct CudaBackend {
+    pub(crate) device: Device,
+    pub(crate) shape: Shape,
+    pub(crate) options: CudaOptions,
+    pub(crate) norm_epsilon: f32,
+    pub(crate) vectors: DeviceVectors,
+    frequencies: Vec<f32>,
+    pub(crate) functions: Functions,
+    pub(crate) weights: Weights,
+    pub(crate) buffers: Buffers,
+    pub(crate) pass: Current,
+    pub(crate) ffn: Ffn,
+    /// The FFN's kernel for the shape that it was last asked for: format, neurons and bytes of a block.
+    pub(crate) mlp: Option<((DType, u32, u32), MlpKernel)>,
+    /// Addresses of blocks on their way to a launch.
+    pub(crate) list: Vec<u64>,
+}
+
+impl CudaBackend {
+    /// Makes a backend for one model; allocates everything.
+    ///
+    /// # Errors
+    /// If the device has too little memory, if the vectors do not fit the model, or if this backend cannot run it.
+    pub fn new(
+        device: &Device,
+        config: &ModelConfig,
+        vectors: &Vectors,
+        options: &CudaOptions,
+    ) -> Result<CudaBackend, CudaError> {
+        check_model(config, options)?;
+        let shape = Shape::of(config);
+        let frequencies = rope_frequencies(&config.rope, config.head_dim);
+        let none = Current {
+            first_position: 0,
+            tokens: 0,
+            decode: false,
+            asked: Asked::Nothing,
+            rows: None,
+        };
+        let backend = CudaBackend {
+            shape,
+            options: *options,
+            norm_epsilon: config.norm_epsilon,
+            vectors: DeviceVectors::new(device, config, vectors)?,
+            frequencies,
+            functions: Functions::load(device, &shape)?,
+            weights: Weights::new(device)?,
+            buffers: Plan::new(config, options).allocate(device, shape.hidden)?,
+            pass: none,
+            ffn: Ffn::default(),
+            mlp: None,
+            list: Vec::with_capacity(crate::ffn::MAX_LIST),
+            device: device.clone(),
+        };
+        device.wait()?;
+        Ok(backend)
+    }
+
+    /// Bytes that [`new`](Self::new) allocates with the same options, on the device and pinned on the host. What is
+    /// [kept](ComputeBackend::keep) comes on top, on the device.
+    #[must_use]
+    pub fn memory(config: &ModelConfig, options: &CudaOptions) -> (ByteCount, ByteCount) {
+        Plan::new(config, options).bytes()
+    }
+
+    /// Bytes of weights that the device has a copy of.
+    #[must_use]
+    pub fn kept(&self) -> ByteCount {
+        ByteCount(self.weights.kept_bytes())
+    }
+
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// As [`Device::launch`].
+    pub(crate) unsafe fn launch(
+        &self,
+        function: Function,
+        grid: Grid,
+        args: &mut [*mut std::ffi::c_void],
+    ) {
+        // SAFETY: the caller's guarantee.
+        done(unsafe { self.device.launch(function, grid, args) });
+    }
+
+    /// h = RMSNorm(x) * gain for tokens `first .. first + count`; token `first` becomes row 0 of h.
+    fn norm(&mut self, gain: u64, first: u32, count: u32) {
+        let hidden = self.shape.hidden;
+        let x = self.buffers.x.address() + u64::from(first) * hidden as u64 * 4;
+        let (h, epsilon, hidden) = (self.buffers.h.address(), self.norm_epsilon, hidden as u32);
+        let grid = Grid::new(count, 256);
+        // SAFETY: x and h hold pass_tokens rows, gain one.
+        unsafe { self.launch(self.functions.norm, grid, args!(x, gain, h, hidden, epsilon)) };
+    }
+
+    /// Unpacks the rows of the embedding table that the pass has been given.
+    fn take_rows(&mut self) {
+        let Some((dtype, stride)) = self.pass.rows.take() else { return };
+        let (rows, x) = (self.buffers.rows.address(), self.buffers.x.address());
+        let hidden = self.shape.hidden as u32;
+        let grid = Grid::new(self.pass.tokens, 128);
+        let embed = self.functions.of(dtype).embed;
+        // SAFETY: as many rows as tokens, of `stride` bytes; x has room for them.
+        unsafe { self.launch(embed, grid, args!(rows, stride, hidden, x)) };
+    }
+}
+
+/// The result of something that only fails when the device has failed: nothing can go on then.
+pub(crate) fn done<T>(result: Result<T, Kind>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn check_model(config: &ModelConfig, options: &CudaOptions) -> Result<(), Kind> {
+    for (count, name) in
+        [(options.context, "position of context"), (options.pass_tokens, "token a pass")]
+    {
+        if count == 0 {
+            return Err(Kind::Zero(name));
+        }
+    }
+    crate::launch::check_shape(config.hidden, 1)?;
+    let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
+    if kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 || head_dim % 2 != 0 {
+        let shape = format!("{heads} query heads of width {head_dim} on {kv_heads} key heads");
+        return Err(Kind::Unsupported(shape));
+    }
+    if !config.query_width().is_multiple_of(8) {
+        return Err(Kind::Unsupported(format!("queries {} wide", config.query_width())));
+    }
+    if options.kv_cache == KvDType::Q8_0 && !head_dim.is_multiple_of(QUANT_GROUP) {
+        return Err(Kind::Unsupported(format!("a KV cache in q8_0 for heads {head_dim} wide")));
+    }
+    Ok(())
+}
+
+impl ComputeBackend for CudaBackend {
+    fn keep(&mut self, bytes: &[u8]) -> bool {
+        self.weights.keep(bytes).is_ok()
+    }
+
+    fn begin(&mut self, pass: Pass<'_>) {
+        done(self.device.enter());
+        // What the last pass reads in place is written below.
+        done(self.device.wait());
+        let tokens = pass.tokens;
+        let end = pass.first_position + tokens;
+        assert!(tokens > 0 && tokens <= self.options.pass_tokens, "pass of {tokens} tokens");
+        assert!(end <= self.options.context, "pass ends behind the context");
+        assert!(!pass.decode || tokens == 1, "decode is one token a pass");
+        let asked = match pass.outputs {
+            Outputs::None => Asked::Nothing,
+            Outputs::LastLogits => Asked::LastLogits,
+            Outputs::Score { first, targets } => {
+                let count = targets.len() as u32;
+                assert!(count <= self.options.scored_tokens, "{count} scored tokens");
+                assert!(first + count <= tokens, "scored tokens end behind the pass");
+                let targets = bytemuck::cast_slice(targets);
+                // SAFETY: the stream is idle.
+                let to = unsafe { self.buffers.targets.bytes_mut() };
+                to[..targets.len()].copy_from_slice(targets);
+                Asked::Scores { first, count }
+            }
+        };
+        let Pass { first_position, decode, .. } = pass;
+        self.pass = Current { first_position, tokens, decode, asked, rows: None };
+        // SAFETY: the stream is idle.
+        let turns = bytemuck::cast_slice_mut(unsafe { self.buffers.turns.bytes_mut() });
+        let turns = turns.chunks_exact_mut(self.shape.head_dim);
+        for (position, turns) in (first_position..end).zip(turns) {
+            let (cosines, sines) = turns.split_at_mut(self.frequencies.len());
+            for ((cos, sin), &frequency) in cosines.iter_mut().zip(sines).zip(&self.frequencies) {
+                (*cos, *sin) = rope_turn(position, frequency);
+            }
+        }
+    }
+
+    fn embed(&mut self, index: u32, row: MatrixRows<'_>) {
+        assert_eq!((row.cols as usize, row.rows), (self.shape.hidden, 1), "one row of the table");
+        let len = row.dtype.row_bytes(row.cols) as usize;
+        // Rows are unpacked with the alignment of weights.
+        let stride = len.next_multiple_of(16);
+        let at = index as usize * stride;
+        // SAFETY: nothing that reads them is queued before the pass's first layer.
+        let rows = unsafe { self.buffers.rows.bytes_mut() };
+        rows[at..at + len].copy_from_slice(row.bytes);
+        self.pass.rows = Some((row.dtype, stride as u32));
+    }
+
+    fn attn_input(&mut self, layer: LayerId) {
+        self.take_rows();
+        self.norm(self.vectors.layers[layer.index()].attn_norm, 0, self.pass.tokens);
+    }
+
+    fn project(&mut self, _layer: LayerId, parts: &[ProjectionPart<'_>]) {
+        for part in parts {
+            let b = &self.buffers;
+            let (from, to, width, add) = match part.projection {
+                Projection::Query => (&b.h, &b.q, self.shape.query_width, false),
+                Projection::Key => (&b.h, &b.k, self.shape.kv_width, false),
+                Projection::Value => (&b.h, &b.v, self.shape.kv_width, false),
+                Projection::Output => (&b.q, &b.x, self.shape.hidden, true),
+            };
+            let (from, to) = (from.address(), to.address());
+            if self.pass.decode {
+                self.matvec(&part.rows, from, to, add);
+            } else {
+                self.multiply(&part.rows, from, self.pass.tokens, (to, width), add);
+            }
+        }
+    }
+
+    fn attend(&mut self, layer: LayerId) {
+        self.rotate_and_append(layer);
+        self.attend_all(layer);
+    }
+
+    fn mlp_input(&mut self, layer: LayerId) {
+        self.norm(self.vectors.layers[layer.index()].mlp_norm, 0, self.pass.tokens);
+        self.ffn = Ffn::default();
+        if self.pass.decode {
+            done(self.buffers.lanes.fill_zero(0, self.buffers.lanes.bytes()));
+        }
+    }
+
+    fn mlp(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>) {
+        assert_eq!(blocks.hidden as usize, self.shape.hidden, "width of a neuron");
+        if self.pass.decode { self.mlp_one(blocks) } else { self.mlp_many(blocks) }
+    }
+
+    fn mlp_blocks(&mut self, _layer: LayerId, blocks: &[NeuronBlocks<'_>]) {
+        assert!(self.pass.decode, "single blocks are for decode");
+        self.mlp_list(blocks);
+    }
+
+    fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
+        self.check_base(base, tables);
+        self.estimate_one(base, tables);
+        self.ffn.estimated = Some((layer, base.neurons()));
+    }
+
+    fn scores(&self) -> &[f32] {
+        let (_, neurons) = self.ffn.estimated.expect("`estimate` has been called");
+        done(self.device.wait());
+        // SAFETY: the stream is idle, and `estimate` takes `&mut self`.
+        &bytemuck::cast_slice(unsafe { self.buffers.host_scores.bytes() })[..neurons]
+    }
+
+    fn stand_in(
+        &mut self,
+        layer: LayerId,
+        base: &BaseNeurons<'_>,
+        tables: &BaseTables<'_>,
+        chosen: &[u64],
+    ) {
+        self.check_base(base, tables);
+        assert_eq!(self.ffn.estimated, Some((layer, base.neurons())), "`estimate` comes before");
+        assert!(!self.ffn.stand_ins, "stand-ins are added once");
+        if (0..base.neurons()).any(|neuron| !is_chosen(chosen, neuron)) {
+            self.stand_in_one(base, tables, chosen);
+            self.ffn.stand_ins = true;
+        }
+    }
+
+    fn mlp_output(&mut self, _layer: LayerId) {
+        // Prefill has added to the residual itself.
+        if self.pass.decode {
+            self.add_lanes();
+        }
+    }
+
+    fn head_input(&mut self) {
+        match self.pass.asked {
+            Asked::Nothing => {}
+            Asked::LastLogits => self.norm(self.vectors.final_norm, self.pass.tokens - 1, 1),
+            Asked::Scores { first, count } => self.norm(self.vectors.final_norm, first, count),
+        }
+    }
+
+    fn head(&mut self, rows: &MatrixRows<'_>) {
+        assert_eq!(rows.cols as usize, self.shape.hidden, "width of the head");
+        match self.pass.asked {
+            Asked::Nothing => {}
+            Asked::LastLogits => self.head_logits(rows),
+            Asked::Scores { count, .. } => self.head_scores(rows, count),
+        }
+    }
+
+    fn logits(&self) -> &[f32] {
+        assert_eq!(self.pass.asked, Asked::LastLogits, "the pass asked for no logits");
+        done(self.device.wait());
+        // SAFETY: the stream is idle, and passes take `&mut self`.
+        &bytemuck::cast_slice(unsafe { self.buffers.host_logits.bytes() })[..self.shape.vocab]
+    }
+
+    fn nll(&self) -> &[f32] {
+        let Asked::Scores { count, .. } = self.pass.asked else {
+            panic!("the pass asked for no scores");
+        };
+        done(self.device.wait());
+        // SAFETY: the stream is idle, and passes take `&mut self`.
+        &bytemuck::cast_slice(unsafe { self.buffers.host_nll.bytes() })[..count as usize]
+    }
+}

@@ -1,0 +1,316 @@
+//! The FFN: exact neurons of one token or many, and the low-bit base.
+
+use crate::backend::{CudaBackend, done};
+use crate::buffers::{ACTIVATION_NEURONS, STAND_LANES};
+use crate::dense::{RowsArgs, TILE};
+use crate::device::{Grid, args};
+use crate::error::check;
+use crate::launch::{Loads, MlpArgs, MlpKernel};
+use crate::weights::STAGING_BYTES;
+use cudarc::driver::sys;
+use ls_bundle::low_bit::Codebook;
+use ls_compute::{BaseNeurons, BaseTables, NeuronBlocks};
+
+/// Blocks of a launch that are in several places.
+pub(crate) const MAX_LIST: usize = 4096;
+/// Bytes that one launch may have copied: what is copied after them must not take their place.
+const LAUNCH_BYTES: usize = STAGING_BYTES / 2;
+
+/// `Codebook` of `cu/base.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct CodebookArgs {
+    values: [i8; 16],
+    bits: u32,
+}
+
+impl CodebookArgs {
+    fn of(codebook: &Codebook) -> CodebookArgs {
+        let mut values = [0; 16];
+        values[..codebook.values().len()].copy_from_slice(codebook.values());
+        CodebookArgs { values, bits: codebook.bits().count() }
+    }
+}
+
+impl CudaBackend {
+    /// The kernel for blocks of this shape.
+    fn mlp_kernel(&mut self, blocks: &NeuronBlocks<'_>) -> MlpKernel {
+        let wanted = (blocks.dtype, blocks.block_neurons, blocks.block_stride as u32);
+        match self.mlp {
+            Some((shape, kernel)) if shape == wanted => kernel,
+            _ => {
+                let info = self.device.info();
+                let loads = self.options.loads.unwrap_or(Loads::best(info.capability));
+                let (block, hidden) = ((wanted.1, wanted.2), blocks.hidden);
+                let count = info.multiprocessors;
+                let kernel = MlpKernel::new(&self.device, wanted.0, hidden, block, count, loads);
+                let kernel = done(kernel);
+                self.mlp = Some((wanted, kernel));
+                kernel
+            }
+        }
+    }
+
+    fn mlp_args(&self, blocks: &NeuronBlocks<'_>) -> MlpArgs {
+        MlpArgs {
+            h: self.buffers.h.address(),
+            lanes: self.buffers.lanes.address(),
+            stride: blocks.block_stride as u32,
+            block_neurons: blocks.block_neurons,
+            lane_shift: self.ffn.blocks,
+            hidden: blocks.hidden,
+            ..MlpArgs::default()
+        }
+    }
+
+    /// Decode, blocks side by side.
+    pub(crate) fn mlp_one(&mut self, blocks: &NeuronBlocks<'_>) {
+        let kernel = self.mlp_kernel(blocks);
+        let kept = self.find_blocks(blocks.bytes).is_some();
+        for part in parts(blocks, if kept { usize::MAX } else { LAUNCH_BYTES }) {
+            let base = match self.find_blocks(part.bytes) {
+                Some(address) => address,
+                None => done(self.weights.stage(part.bytes)),
+            };
+            let end = part.neurons.div_ceil(part.block_neurons);
+            let args = MlpArgs {
+                base,
+                last: end - 1,
+                last_neurons: part.neurons - (end - 1) * part.block_neurons,
+                end,
+                ..self.mlp_args(&part)
+            };
+            // SAFETY: `end` blocks from `base` on; lanes as many as the kernel has.
+            done(unsafe { kernel.launch(&self.device, args) });
+            self.ffn.blocks += end;
+        }
+    }
+
+    /// Decode, blocks in several places.
+    pub(crate) fn mlp_list(&mut self, blocks: &[NeuronBlocks<'_>]) {
+        let Some(first) = blocks.first() else { return };
+        let kernel = self.mlp_kernel(first);
+        let mut copied = 0;
+        for blocks in blocks {
+            assert_eq!(blocks.dtype, first.dtype, "one number format");
+            for block in parts(blocks, 1) {
+                if self.list.len() == MAX_LIST || copied + block.bytes.len() > LAUNCH_BYTES {
+                    self.launch_list(&kernel, first);
+                    copied = 0;
+                }
+                let address = match self.find_blocks(block.bytes) {
+                    Some(address) => address,
+                    None => {
+                        copied += block.bytes.len();
+                        done(self.weights.stage(block.bytes))
+                    }
+                };
+                self.list.push(address | u64::from(block.neurons - 1));
+            }
+        }
+        self.launch_list(&kernel, first);
+    }
+
+    fn launch_list(&mut self, kernel: &MlpKernel, shape: &NeuronBlocks<'_>) {
+        let end = self.list.len() as u32;
+        if end == 0 {
+            return;
+        }
+        let list = done(self.weights.stage(bytemuck::cast_slice(&self.list)));
+        let args = MlpArgs { list, end, ..self.mlp_args(shape) };
+        // SAFETY: `end` blocks at the addresses of the list; lanes as many as the kernel has.
+        done(unsafe { kernel.launch(&self.device, args) });
+        self.ffn.blocks += end;
+        self.list.clear();
+    }
+
+    /// The device's copy of blocks, if its address leaves room for their number.
+    fn find_blocks(&self, bytes: &[u8]) -> Option<u64> {
+        self.weights.find(bytes).filter(|address| address.is_multiple_of(64))
+    }
+
+    /// x += the sums of the FFN.
+    pub(crate) fn add_lanes(&mut self) {
+        let hidden = self.shape.hidden as u32;
+        let b = &self.buffers;
+        let (x, lanes, stand_ins) = (b.x.address(), b.lanes.address(), b.stand_ins.address());
+        let constant = if self.ffn.stand_ins { b.constant.address() } else { 0 };
+        let count = self.mlp.map_or(0, |(_, kernel)| kernel.lanes());
+        let stand_count = STAND_LANES as u32;
+        let grid = Grid::new(hidden.div_ceil(32), 256);
+        let args = args!(x, lanes, count, stand_ins, stand_count, constant, hidden);
+        // SAFETY: sums are `hidden` wide, and as many as are said.
+        unsafe { self.launch(self.functions.add_lanes, grid, args) };
+    }
+
+    /// Prefill: SwiGLU of some neurons, then their down rows.
+    pub(crate) fn mlp_many(&mut self, blocks: &NeuronBlocks<'_>) {
+        let kept = self.weights.find(blocks.bytes).is_some();
+        let held = ACTIVATION_NEURONS / blocks.block_neurons as usize;
+        assert!(held > 0, "blocks of {} neurons", blocks.block_neurons);
+        let room = if kept { usize::MAX } else { LAUNCH_BYTES };
+        let row = blocks.dtype.row_bytes(blocks.hidden);
+        let tokens = self.pass.tokens;
+        let width = (self.buffers.activations.bytes() / 4 / self.options.pass_tokens as usize)
+            .min(ACTIVATION_NEURONS) as u32;
+        for part in parts(blocks, room.min(held * blocks.block_stride)) {
+            let base = done(self.weights.place(part.bytes));
+            let rows = |at: u64| RowsArgs {
+                base: base + at * row,
+                block: part.block_neurons,
+                stride: 3 * row as u32,
+                block_stride: part.block_stride as u64,
+                count: part.neurons,
+                cols: part.hidden,
+            };
+            let of = *self.functions.of(part.dtype);
+            let b = &self.buffers;
+            let (h, activations, x) = (b.h.address(), b.activations.address(), b.x.address());
+            let (gates, ups, downs) = (rows(0), rows(1).base, rows(2));
+            let grid = |columns: u32| Grid {
+                blocks: [columns.div_ceil(TILE), tokens.div_ceil(TILE), 1],
+                ..Grid::new(1, 256)
+            };
+            // SAFETY: activations have `width` numbers a token, at least `neurons`; h and x `hidden`.
+            unsafe {
+                let args = args!(gates, ups, h, tokens, activations, width);
+                self.launch(of.swiglu, grid(part.neurons), args);
+                let args = args!(downs, activations, width, tokens, x);
+                self.launch(of.weigh, grid(part.hidden), args);
+            }
+        }
+    }
+
+    pub(crate) fn check_base(&self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
+        assert!(self.pass.decode, "a base is for decode");
+        assert_eq!(base.hidden() as usize, self.shape.hidden, "width of a neuron");
+        assert!(base.neurons() <= self.shape.ffn, "{} neurons", base.neurons());
+        tables.check(base);
+    }
+
+    /// Activations and scores of all neurons; the scores are on their way to the host behind it.
+    pub(crate) fn estimate_one(&mut self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
+        let hidden = self.shape.hidden as u32;
+        let [gate, up] = base.gate_and_up();
+        let (gate, up) = (CodebookArgs::of(&gate), CodebookArgs::of(&up));
+        let record_bytes = base.record_bytes() as u32;
+        self.records(base, |this, records, first, count| {
+            let numbers = |table: &[f32], this: &mut CudaBackend| {
+                let bytes = bytemuck::cast_slice(&table[first as usize..][..count as usize]);
+                done(this.weights.place(bytes))
+            };
+            let down_error = numbers(tables.down_error, this);
+            let gate_error = numbers(tables.gate_error, this);
+            let up_error = numbers(tables.up_error, this);
+            let (h, at) = (this.buffers.h.address(), 4 * u64::from(first));
+            let estimates = this.buffers.estimates.address() + at;
+            let scores = this.buffers.scores.address() + at;
+            let grid = Grid { shared_bytes: 4 * hidden, ..Grid::new(count.div_ceil(8), 256) };
+            let args = args!(
+                records,
+                record_bytes,
+                count,
+                hidden,
+                gate,
+                up,
+                h,
+                down_error,
+                gate_error,
+                up_error,
+                estimates,
+                scores
+            );
+            // SAFETY: `count` records and numbers in each table.
+            unsafe { this.launch(this.functions.estimate, grid, args) };
+        });
+        let bytes = 4 * base.neurons();
+        self.bring(&self.buffers.scores, &self.buffers.host_scores, bytes);
+    }
+
+    /// Sums of stand-ins for neurons that are not chosen.
+    pub(crate) fn stand_in_one(
+        &mut self,
+        base: &BaseNeurons<'_>,
+        tables: &BaseTables<'_>,
+        chosen: &[u64],
+    ) {
+        let hidden = self.shape.hidden;
+        let constant = done(self.weights.place(bytemuck::cast_slice(tables.constant)));
+        let b = &self.buffers;
+        // SAFETY: `hidden` numbers each.
+        done(unsafe {
+            let (to, stream) = (b.constant.address(), self.device.stream());
+            check(sys::cuMemcpyDtoDAsync_v2(to, constant, 4 * hidden, stream), "copy")
+        });
+        done(b.stand_ins.fill_zero(0, 4 * STAND_LANES * hidden));
+        let Some(down) = base.down() else { return };
+        let down = CodebookArgs::of(&down);
+        let (record_bytes, hidden) = (base.record_bytes() as u32, hidden as u32);
+        let [gate, up, _] = base.neuron(0);
+        let down_at = (gate.len() + up.len()) as u32;
+        let words = base.neurons().div_ceil(64);
+        self.records(base, |this, records, first, count| {
+            let chosen = done(this.weights.stage(bytemuck::cast_slice(&chosen[..words])));
+            let offset = done(this.weights.place(bytemuck::cast_slice(tables.offset)));
+            let slope = done(this.weights.place(bytemuck::cast_slice(tables.slope)));
+            let b = &this.buffers;
+            let (estimates, lanes) = (b.estimates.address(), b.stand_ins.address());
+            let blocks = [hidden.div_ceil(256), STAND_LANES as u32, 1];
+            let grid = Grid { blocks, ..Grid::new(1, 256) };
+            let args = args!(
+                records,
+                record_bytes,
+                down_at,
+                first,
+                count,
+                hidden,
+                down,
+                offset,
+                slope,
+                estimates,
+                chosen,
+                lanes
+            );
+            // SAFETY: `count` records; a bit and two numbers for each neuron.
+            unsafe { this.launch(this.functions.stand_in, grid, args) };
+        });
+    }
+
+    /// Calls `run` with records that are on the device, the number of the first and how many they are.
+    fn records(
+        &mut self,
+        base: &BaseNeurons<'_>,
+        mut run: impl FnMut(&mut CudaBackend, u64, u32, u32),
+    ) {
+        let kept = self.weights.find(base.bytes()).is_some();
+        let record = base.record_bytes();
+        let step = if kept { base.neurons() } else { (LAUNCH_BYTES / record).max(1) };
+        for first in (0..base.neurons()).step_by(step.max(1)) {
+            let count = step.min(base.neurons() - first);
+            let bytes = &base.bytes()[first * record..][..count * record];
+            let records = done(self.weights.place(bytes));
+            run(self, records, first as u32, count as u32);
+        }
+    }
+}
+
+/// Blocks in parts of at most `bytes`, but of one block at least.
+fn parts<'a>(
+    blocks: &NeuronBlocks<'a>,
+    bytes: usize,
+) -> impl Iterator<Item = NeuronBlocks<'a>> + use<'a> {
+    let all = *blocks;
+    let step = (bytes / all.block_stride).max(1) as u32;
+    let count = all.neurons.div_ceil(all.block_neurons);
+    (0..count).step_by((step.min(count.max(1))) as usize).map(move |first| {
+        let blocks = step.min(count - first);
+        let first_neuron = first * all.block_neurons;
+        NeuronBlocks {
+            bytes: &all.bytes[first as usize * all.block_stride..]
+                [..blocks as usize * all.block_stride],
+            first_neuron: all.first_neuron + first_neuron,
+            neurons: (blocks * all.block_neurons).min(all.neurons - first_neuron),
+            ..all
+        }
+    })
+}

@@ -1,0 +1,40 @@
+//! The CUDA backend, and the FFN as a kernel that the host feeds while it runs.
+//!
+//! Builds and starts without CUDA: the driver's library is looked for when a [`Device`] is opened. Machine code for compute
+//! capability 7.2, 8.7 and 9.0 is built in; for other devices NVRTC compiles the kernels (`cu/`) once.
+//!
+//! - [`CudaBackend`] is a [`ComputeBackend`](ls_compute::ComputeBackend): activations and KV cache in device memory. Weights
+//!   that are [kept](ls_compute::ComputeBackend::keep) have a copy there; others are copied when a call brings them.
+//! - [`StagedMlp`] is one layer's FFN in stages (section 3.2.1): the host posts blocks as they arrive, the kernel tells which
+//!   stages are done, and nobody launches anything in between. The engine does not use it yet.
+//! - [`bench`] measures what that costs, beside device synchronisation, events and graphs.
+//!
+//! **Canonical order.** The backend's results do not depend on how weights are cut into calls nor on the other tokens of a
+//! pass. They do depend on the device: the FFN of one token has two sums on each multiprocessor. Stages add with atomics:
+//! their last bits differ from run to run.
+//!
+//! What ran on a device, and what was only compiled: `RESULTS.md`.
+
+mod attention;
+mod backend;
+pub mod bench;
+mod buffers;
+mod built;
+mod dense;
+mod device;
+mod error;
+mod ffn;
+mod kernels;
+mod launch;
+mod nvrtc;
+mod stages;
+mod weights;
+
+pub use backend::{CudaBackend, CudaOptions};
+pub use built::{BUILT, BUILT_FROM};
+pub use device::{Device, DeviceInfo};
+pub use error::CudaError;
+pub use kernels::{KernelSource, compile, module_names, text_hash};
+pub use launch::Loads;
+pub use nvrtc::Nvrtc;
+pub use stages::{Blocks, Entry, MAX_STAGES, MlpShape, StagedMlp, StagedOptions};

@@ -1,0 +1,436 @@
+//! [`StagedMlp`]: one layer's FFN as one kernel that the host feeds while it runs (section 3.2.1, Algorithm 1).
+//!
+//! The host [posts](StagedMlp::post) stages: lists of blocks that are in memory now. The kernel computes what is posted and
+//! raises a counter, in order, when a stage's sums are in host memory. Neither side waits for the other unless it wants to:
+//! the host may post any number of stages ahead, and the kernel may tell of several at once.
+//!
+//! Differences from Algorithm 1, each measured: thread blocks do not poll the host's flags themselves, one forwards them
+//! (concurrent reads of one host line serialise); flags are numbers that only grow, so that nothing has to be reset; every
+//! wait is bounded.
+
+use crate::CudaError;
+use crate::device::{Device, Mapped, Memory};
+use crate::error::Kind;
+use crate::launch::{LAP_SHIFT, LAPS, LIST_RING, Loads, MlpArgs, MlpKernel, STAGE_RING};
+use ls_bundle::model::DType;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Most stages of a launch.
+pub const MAX_STAGES: u32 = STAGE_RING / 2;
+/// Bytes of `Session` of `cu/mlp.cu`, at least.
+const SESSION_BYTES: usize = 12 * STAGE_RING as usize + 16;
+/// Numbers of entries are started anew before they could pass 32 bits.
+const RESET_ENTRIES: u32 = 1 << 30;
+/// Entries of a list on the device, for comparisons.
+const DEVICE_LIST: usize = 1 << 16;
+/// Offset of the status in `Report`.
+const STATUS_AT: usize = 128;
+const STATUS_TIMED_OUT: u32 = 2;
+
+/// The shape of the neurons that run.
+#[derive(Clone, Copy, Debug)]
+pub struct MlpShape {
+    /// Number format of all three rows.
+    pub dtype: DType,
+    /// Weights of a row.
+    pub hidden: u32,
+    /// Neurons of a block.
+    pub block_neurons: u32,
+    /// Bytes from a block to the next, a multiple of 64.
+    pub block_stride: u32,
+}
+
+/// How the kernel runs.
+#[derive(Clone, Copy, Debug)]
+pub struct StagedOptions {
+    /// Multiprocessors; at most the device's.
+    pub multiprocessors: u32,
+    /// How it reads weights.
+    pub loads: Loads,
+    /// After how long a wait is given up, milliseconds.
+    pub patience_ms: u64,
+    /// Whether the driver checks at each launch that all thread blocks run at once. Without, nothing else may run on the
+    /// device at that time, or stages wait for it.
+    pub cooperative: bool,
+}
+
+/// A block of neurons in memory that the device can address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry(pub(crate) u64);
+
+/// Blocks side by side, in device memory or in pinned host memory that the kernel reads in place.
+#[derive(Debug)]
+pub struct Blocks {
+    memory: Place,
+    stride: u32,
+    block_neurons: u32,
+}
+
+#[derive(Debug)]
+enum Place {
+    Device(Memory),
+    Host(Mapped),
+}
+
+impl Blocks {
+    /// Room for `count` blocks in device memory.
+    pub fn on_device(device: &Device, shape: &MlpShape, count: u32) -> Result<Blocks, CudaError> {
+        let memory = device.memory(count as usize * shape.block_stride as usize)?;
+        Ok(Blocks::new(Place::Device(memory), shape))
+    }
+
+    /// Room for `count` blocks in pinned host memory.
+    pub fn on_host(device: &Device, shape: &MlpShape, count: u32) -> Result<Blocks, CudaError> {
+        let memory = device.mapped(count as usize * shape.block_stride as usize)?;
+        Ok(Blocks::new(Place::Host(memory), shape))
+    }
+
+    fn new(memory: Place, shape: &MlpShape) -> Blocks {
+        Blocks { memory, stride: shape.block_stride, block_neurons: shape.block_neurons }
+    }
+
+    /// Fills all blocks from the first on. No kernel may be reading them.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), CudaError> {
+        match &mut self.memory {
+            Place::Device(memory) => memory.write(0, bytes)?,
+            Place::Host(memory) => {
+                // SAFETY: the caller's guarantee; a kernel that reads meanwhile computes nonsense, no more.
+                let all = unsafe { memory.bytes_mut() };
+                all[..bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies all blocks from others in device memory.
+    pub fn copy_from(&mut self, other: &Blocks) -> Result<(), CudaError> {
+        match (&self.memory, &other.memory) {
+            (Place::Device(to), Place::Device(from)) => Ok(to.copy_from(0, from, from.bytes())?),
+            _ => panic!("both in device memory"),
+        }
+    }
+
+    /// Block `index`, with all of its neurons.
+    #[must_use]
+    pub fn entry(&self, index: u32) -> Entry {
+        let base = match &self.memory {
+            Place::Device(memory) => memory.address(),
+            Place::Host(memory) => memory.address(),
+        };
+        let address = base + u64::from(index) * u64::from(self.stride);
+        debug_assert!(address.is_multiple_of(64));
+        Entry(address | u64::from(self.block_neurons - 1))
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct StagedMlp {
+    device: Device,
+    kernel: MlpKernel,
+    shape: MlpShape,
+    patience: Duration,
+    session: Memory,
+    input: Memory,
+    /// Of this launch and of the next, by turns.
+    sums: [Memory; 2],
+    list: Memory,
+    posted_list: Mapped,
+    posted: Mapped,
+    report: Mapped,
+    partials: Mapped,
+    launches: u32,
+    /// Stages of all launches so far.
+    launched_stages: u32,
+    posted_stages: u32,
+    posted_entries: u32,
+    announced_entries: u32,
+    /// Stages whose launches have ended.
+    finished_stages: u32,
+    /// Number of the entry behind each of the last stages.
+    ends: [u32; STAGE_RING as usize],
+}
+
+impl StagedMlp {
+    /// Allocates everything.
+    pub fn new(
+        device: &Device,
+        shape: MlpShape,
+        options: StagedOptions,
+    ) -> Result<StagedMlp, CudaError> {
+        let blocks = options.multiprocessors.clamp(1, device.info().multiprocessors);
+        let block = (shape.block_neurons, shape.block_stride);
+        let mut kernel =
+            MlpKernel::new(device, shape.dtype, shape.hidden, block, blocks, options.loads)?;
+        if !options.cooperative {
+            kernel.unchecked();
+        }
+        let vector = shape.hidden as usize * 4;
+        let list_bytes = (blocks * LIST_RING) as usize * 8;
+        Ok(StagedMlp {
+            kernel,
+            shape,
+            patience: Duration::from_millis(options.patience_ms),
+            session: device.memory(SESSION_BYTES)?,
+            input: device.memory(vector)?,
+            sums: [device.memory(vector)?, device.memory(vector)?],
+            list: device.memory(DEVICE_LIST * 8)?,
+            posted_list: device.mapped(list_bytes)?,
+            posted: device.mapped(8 * STAGE_RING as usize)?,
+            report: device.mapped(2 * STATUS_AT)?,
+            partials: device.mapped(STAGE_RING as usize * vector)?,
+            launches: 0,
+            launched_stages: 0,
+            posted_stages: 0,
+            posted_entries: 0,
+            announced_entries: 0,
+            finished_stages: 0,
+            ends: [0; STAGE_RING as usize],
+            device: device.clone(),
+        })
+    }
+
+    /// Sets the FFN's input; hidden.
+    pub fn set_input(&mut self, h: &[f32]) -> Result<(), CudaError> {
+        assert_eq!(h.len(), self.shape.hidden as usize, "width of the input");
+        Ok(self.input.write(0, bytemuck::cast_slice(h))?)
+    }
+
+    /// Starts the kernel for the next `stages` stages (at most [`MAX_STAGES`]), posted or not; those of earlier launches are
+    /// posted. With `silent_last` the last stage's sums stay on the device.
+    pub fn launch(&mut self, stages: u32, silent_last: bool) -> Result<(), CudaError> {
+        assert!((1..=MAX_STAGES).contains(&stages), "{stages} stages");
+        let ahead = self.posted_stages.wrapping_sub(self.launched_stages) as i32;
+        assert!(ahead >= 0, "earlier launches wait for {} stages", -ahead);
+        if ahead == 0 && self.announced_entries > RESET_ENTRIES {
+            self.finish()?;
+            self.reset()?;
+        }
+        // One stage that is posted needs no forwarding.
+        let known = u32::from(stages == 1 && ahead > 0);
+        let args = MlpArgs {
+            first: self.end_of(self.launched_stages.wrapping_sub(1)),
+            end: self.end_of(self.launched_stages),
+            known_stages: known,
+            posted: self.posted.address(),
+            posted_list: self.posted_list.address(),
+            session: self.session.address(),
+            report: self.report.address(),
+            partials: self.partials.address(),
+            first_stage: self.launched_stages,
+            stages,
+            silent_last: u32::from(silent_last),
+            ..self.args()
+        };
+        // SAFETY: all memory is this session's, as large as the kernel expects; the stream runs one kernel at a time.
+        unsafe { self.kernel.launch(&self.device, args)? };
+        self.launches += 1;
+        self.launched_stages = self.launched_stages.wrapping_add(stages);
+        Ok(())
+    }
+
+    /// The parameters that all launches share; the sums are those of the next launch.
+    fn args(&self) -> MlpArgs {
+        let turn = (self.launches % 2) as usize;
+        MlpArgs {
+            h: self.input.address(),
+            sum: self.sums[turn].address(),
+            next_sum: self.sums[1 - turn].address(),
+            stride: self.shape.block_stride,
+            block_neurons: self.shape.block_neurons,
+            hidden: self.shape.hidden,
+            launch: self.launches,
+            spin_ns: self.patience.as_nanos() as u64,
+            ..MlpArgs::default()
+        }
+    }
+
+    /// Says that the blocks of the next stage are in memory: those announced for it, then `entries`. Waits only if the
+    /// device is too far behind.
+    pub fn post(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
+        self.announce(entries)?;
+        self.post_announced(self.announced_entries.wrapping_sub(self.posted_entries))
+    }
+
+    /// Lists blocks that later stages will have, in order. The device reads the list ahead, not the blocks.
+    pub fn announce(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
+        let count = u32::try_from(entries.len()).expect("a layer's blocks");
+        let blocks = self.kernel.blocks();
+        let most = blocks * LIST_RING;
+        assert!(count <= most, "{count} entries");
+        // The device has read what lies there now.
+        self.wait_for(|this| {
+            let done = this.end_of(this.done().wrapping_sub(1));
+            this.announced_entries.wrapping_sub(done) + count <= most
+        })?;
+        let list = self.posted_list.host().cast::<u64>();
+        let n = self.announced_entries;
+        let (mut block, mut row) = (n % blocks, n / blocks);
+        for entry in entries {
+            // A block's entries lie side by side, so that no two blocks read the same line.
+            let at = block * LIST_RING + row % LIST_RING;
+            let lap = u64::from((row / LIST_RING + 1) % LAPS);
+            // SAFETY: within the list; the device reads whole words.
+            unsafe { list.add(at as usize).write_volatile(entry.0 | lap << LAP_SHIFT) };
+            block += 1;
+            if block == blocks {
+                (block, row) = (0, row + 1);
+            }
+        }
+        self.announced_entries += count;
+        Ok(())
+    }
+
+    /// Says that the next `count` announced blocks, the next stage, are in memory.
+    pub fn post_announced(&mut self, count: u32) -> Result<(), CudaError> {
+        let open = self.announced_entries.wrapping_sub(self.posted_entries);
+        assert!(count <= open, "{count} blocks of {open} announced");
+        let stage = self.posted_stages;
+        self.wait_for(|this| stage.wrapping_sub(this.done()) < STAGE_RING - 1)?;
+        self.posted_entries += count;
+        self.ends[(stage % STAGE_RING) as usize] = self.posted_entries;
+        let word = u64::from(stage.wrapping_add(1)) << 32 | u64::from(self.posted_entries);
+        // SAFETY: a word of mapped memory, aligned, that both sides use as an atomic only.
+        let flag = unsafe {
+            let words = self.posted.host().cast::<u64>();
+            AtomicU64::from_ptr(words.add((stage % STAGE_RING) as usize))
+        };
+        // Pairs with the forwarder's ld.acquire.sys: whoever sees the stage sees its list and its weights.
+        flag.store(word, Ordering::Release);
+        self.posted_stages = stage.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Waits until the rings have room.
+    fn wait_for(&mut self, has_room: impl Fn(&Self) -> bool) -> Result<(), CudaError> {
+        while !has_room(self) {
+            if self.posted_stages == self.launched_stages {
+                // All that runs has what it waits for.
+                self.finish()?;
+            } else {
+                self.wait_done(self.done().wrapping_add(1))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of the entry behind a stage of the last STAGE_RING - 1.
+    fn end_of(&self, stage: u32) -> u32 {
+        self.ends[(stage % STAGE_RING) as usize]
+    }
+
+    /// Stages that are done, over all launches.
+    #[must_use]
+    pub fn done(&self) -> u32 {
+        // SAFETY: a word of mapped memory, aligned, that both sides use as an atomic only. Acquire pairs with the
+        // coordinator's st.release.sys: the stage's sums are here.
+        let told =
+            unsafe { AtomicU32::from_ptr(self.report.host().cast()) }.load(Ordering::Acquire);
+        // The end of a launch tells of a silent last stage.
+        if (told.wrapping_sub(self.finished_stages) as i32) < 0 {
+            self.finished_stages
+        } else {
+            told
+        }
+    }
+
+    /// Waits until `stages` stages, over all launches, are done.
+    pub fn wait_done(&self, stages: u32) -> Result<(), CudaError> {
+        let mut started = None;
+        let mut spins = 0u32;
+        while (self.done().wrapping_sub(stages) as i32) < 0 {
+            spins += 1;
+            std::hint::spin_loop();
+            if spins.is_multiple_of(1024) {
+                // The kernel gives up first, and ends.
+                if started.get_or_insert_with(Instant::now).elapsed() > 3 * self.patience {
+                    return Err(self.timed_out().into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the FFN's sum was, at least up to stage `stage` (of all launches), when that was done; hidden. Its launch must
+    /// not be over 64 stages ago.
+    #[must_use]
+    pub fn partial(&self, stage: u32) -> &[f32] {
+        let hidden = self.shape.hidden as usize;
+        // SAFETY: the device writes this part again only for the stage STAGE_RING later, which is posted through `&mut`.
+        let all = unsafe { self.partials.bytes() };
+        &bytemuck::cast_slice(all)[(stage % STAGE_RING) as usize * hidden..][..hidden]
+    }
+
+    /// Waits for the end of all launches; an error if one gave up. After that the session starts anew.
+    pub fn finish(&mut self) -> Result<(), CudaError> {
+        self.device.wait()?;
+        // SAFETY: as in `done`.
+        let status = unsafe { AtomicU32::from_ptr(self.report.host().add(STATUS_AT).cast()) };
+        if self.launches == 0 || status.load(Ordering::Acquire) % 4 != STATUS_TIMED_OUT {
+            self.finished_stages = self.launched_stages;
+            return Ok(());
+        }
+        let error = self.timed_out();
+        self.reset()?;
+        Err(error.into())
+    }
+
+    /// The FFN's sum of the last launch; hidden.
+    pub fn output(&self, out: &mut [f32]) -> Result<(), CudaError> {
+        let turn = (self.launches.wrapping_sub(1) % 2) as usize;
+        Ok(self.sums[turn].read(0, bytemuck::cast_slice_mut(out))?)
+    }
+
+    /// Runs entries `first .. end` of a list that [`write_list`](Self::write_list) put on the device, without any flags,
+    /// adding to the sums; for comparison. The first part of a layer's `starts` it.
+    pub fn run_part(&mut self, first: u32, end: u32, starts: bool) -> Result<(), CudaError> {
+        if starts {
+            self.launches += 1;
+        }
+        let turn = (self.launches.wrapping_sub(1) % 2) as usize;
+        let args = MlpArgs {
+            sum: self.sums[turn].address(),
+            next_sum: if starts { self.sums[1 - turn].address() } else { 0 },
+            list: self.list.address(),
+            first,
+            end,
+            ..self.args()
+        };
+        // SAFETY: as in `launch`.
+        unsafe { self.kernel.launch(&self.device, args)? };
+        Ok(())
+    }
+
+    /// Puts a list on the device, for `run_part`. No launch may be running.
+    pub fn write_list(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
+        let words: Vec<u64> = entries.iter().map(|entry| entry.0).collect();
+        Ok(self.list.write(0, bytemuck::cast_slice(&words))?)
+    }
+
+    fn timed_out(&self) -> Kind {
+        Kind::TimedOut { stage: self.done(), waited_ms: self.patience.as_millis() as u64 }
+    }
+
+    /// As new; nothing may be running.
+    fn reset(&mut self) -> Result<(), CudaError> {
+        self.session.fill_zero(0, self.session.bytes())?;
+        for sum in &self.sums {
+            sum.fill_zero(0, sum.bytes())?;
+        }
+        self.device.wait()?;
+        for memory in [&mut self.posted, &mut self.posted_list, &mut self.report] {
+            // SAFETY: no kernel is running.
+            unsafe { memory.bytes_mut() }.fill(0);
+        }
+        (self.launches, self.launched_stages) = (0, 0);
+        (self.posted_stages, self.posted_entries, self.announced_entries) = (0, 0, 0);
+        self.finished_stages = 0;
+        self.ends.fill(0);
+        Ok(())
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+}
