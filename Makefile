@@ -1,9 +1,10 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo serve test test-arm64 loom check bench golden manuals setup release fmt
+.PHONY: demo serve test test-arm64 test-cuda loom kernels check bench golden manuals setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
 VOCABS := artifacts/vocabs/ggml-vocab-qwen2.gguf
+NVRTC  := artifacts/nvrtc
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROMPT := Once upon a time, in a small village by the sea, there lived
 
@@ -13,9 +14,10 @@ demo: release $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a 
 serve: $(BUNDLE)   ## Serve that model on http://127.0.0.1:8080, with a page to talk with it.
 	cargo run --release --locked -p ls-serve -- $(BUNDLE) --memory 160MiB --context 1024
 
-test: loom $(BUNDLE) $(VOCABS)   ## All tests, those on the real model too.
+test: loom $(BUNDLE) $(VOCABS) $(NVRTC)/cuda12   ## All tests, those on the real model too.
 	cargo test --workspace --locked --features ls-prep/lapack
 	cargo test --locked -p ls-prep --test vocabs -- --ignored
+	cargo test --locked -p ls-cuda --test compile -- --ignored
 	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
 
 test-arm64: setup   ## The kernels' tests for 64-bit Arm, under qemu.
@@ -23,6 +25,13 @@ test-arm64: setup   ## The kernels' tests for 64-bit Arm, under qemu.
 
 loom: setup   ## Every interleaving of the flags' models, and of wrong ones that must fail.
 	RUSTFLAGS="--cfg loom" cargo test --quiet --locked -p ls-sync --test loom --target-dir $(TARGET)/loom
+
+test-cuda: setup   ## The CUDA backend's tests, on an NVIDIA GPU.
+	cargo test --locked -p ls-cuda --test conformance --test stages -- --ignored --test-threads 1
+
+kernels: $(NVRTC)/cuda11 $(NVRTC)/cuda12   ## Compile the CUDA kernels that are built in; after every change of them.
+	cargo run --locked -p ls-cuda --example kernels -- $^
+	cargo fmt -p ls-cuda
 
 check: setup   ## Formatting, lints, tidiness.
 	cargo fmt --all -- --check
@@ -50,6 +59,9 @@ setup:
 
 $(MODEL): | setup
 	python3 tools/fetch-smollm2.py $(dir $(MODEL))
+
+$(NVRTC)/cuda11 $(NVRTC)/cuda12: | setup
+	python3 tools/fetch-nvrtc.py $(NVRTC) $(notdir $@)
 
 $(VOCABS): | setup
 	python3 tools/fetch-vocabs.py $(dir $(VOCABS))

@@ -7,7 +7,7 @@
 #include "common.cuh"
 
 #define KEYS 32
-#define CHUNK 256
+#define CHUNK 64
 
 struct Cache {
     u8* data;

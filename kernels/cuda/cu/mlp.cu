@@ -7,8 +7,10 @@
 // Block 0 has two more roles: the *forwarder*, the only one that polls the host's flags, republishes them in device memory;
 // the *coordinator* copies sums to host memory and raises the done counter.
 //
-// Guarantees: the done counter never falls, and is raised to s + 1 only when the sums in host memory hold at least the
-// stages up to s (they may hold more: atomics do not wait); every wait ends after spin_ns, and the status says so.
+// Guarantees: the done counter never falls, and is raised to s + 1 only when all blocks have flushed the stages up to s; the
+// sums that are sent to the host hold at least these (they may hold more: atomics do not wait). Each number of them carries
+// the stage, so that no fence is needed between them and the counter: a fence over the bus stops a multiprocessor for a
+// microsecond. Every wait ends after spin_ns, and the status says so.
 // With `lanes` there are no stages and no atomics: each group adds to a lane of its own in the order of the list, the same
 // bits each run, however the list is cut into launches.
 #include "load.cuh"
@@ -17,7 +19,7 @@
 #define STAGE_RING 64
 // Entries of a block that are posted and not done; power of two.
 #define LIST_RING 1024
-// An entry's bits from here on are its lap of the ring + 1, modulo LAPS.
+// An entry's bits from here on are its lap of the ring + 1, modulo LAPS. Without the other bits it is no block.
 #define LAP_SHIFT 57
 #define LAPS 128
 #define BATCH 2
@@ -59,13 +61,26 @@ struct Mlp {
     const u64* posted_list;  // host: a block's entries side by side, LIST_RING of them; entry n is its n / blocks-th
     Session* session;
     Report* report;
-    float* partials;     // host: STAGE_RING x hidden
+    ulonglong2* partials;  // host: STAGE_RING x hidden words, a number in the low half, its stage + 1 in the high one
     u32 first_stage, stages;
     u32 launch;
     u32 silent_last;     // whether the last stage's sums stay on the device; the end of the kernel tells of it
     u32 known_stages;    // all of them, if they were posted before the launch (then `end` is their end), or 0
     u64 spin_ns;
 };
+
+// Launches may overlap: blocks of the next may begin, and load weights, when all of this one have begun. What they share
+// waits for the end of the one before.
+__device__ __forceinline__ void let_the_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // A bounded wait; asks for the time only now and then.
 struct Patience {
@@ -185,7 +200,7 @@ struct Consumers {
                     for (int c = 0; c < C; c++)
 #pragma unroll
                         for (int j = 0; j < 8; j++)
-                            if (mine(c)) joined[(c * 8 + j) * threads + thread] = acc[c][j], acc[c][j] = 0.0f;
+                            if (mine(c)) joined[j * (p.hidden / 8) + octet(c)] = acc[c][j], acc[c][j] = 0.0f;
                 }
                 if (thread == 0) shared.dirty = dirty;
                 __threadfence_block();
@@ -198,7 +213,7 @@ struct Consumers {
                 for (int c = 0; c < C; c++)
 #pragma unroll
                     for (int j = 0; j < 8; j++)
-                        if (mine(c)) acc[c][j] += joined[(c * 8 + j) * threads + thread];
+                        if (mine(c)) acc[c][j] += joined[j * (p.hidden / 8) + octet(c)];
                 dirty = true;
             }
         }
@@ -335,14 +350,18 @@ struct Producer {
                 n = min(n, per_slot - k % per_slot);
                 if (slot % groups != k / per_slot % groups) mark(DATA);
             }
-            const u64 e = __shfl_sync(FULL, held, min(used + lane, WARP - 1));
-            open();
-            const u32 buffer = loads % loader.buffers, before = __shfl_sync(FULL, user, buffer);
-            // What is a ring ago has been waited for.
-            if (loads++ >= loader.buffers && slot - before < SLOTS) loader.released(before);
-            if (lane == buffer) user = slot;
-            if (lane < n) loader.ring->slots[slot % SLOTS].entries[lane] = e & ((1ull << LAP_SHIFT) - 1);
-            loader.publish(slot++, lane, DATA, n, buffer);
+            const u64 e = __shfl_sync(FULL, held, min(used + lane, WARP - 1)) & ((1ull << LAP_SHIFT) - 1);
+            const bool real = lane < n && e != 0;
+            const u32 mask = __ballot_sync(FULL, real);
+            if (mask != 0) {
+                open();
+                const u32 buffer = loads % loader.buffers, before = __shfl_sync(FULL, user, buffer);
+                // What is a ring ago has been waited for.
+                if (loads++ >= loader.buffers && slot - before < SLOTS) loader.released(before);
+                if (lane == buffer) user = slot;
+                if (real) loader.ring->slots[slot % SLOTS].entries[__popc(mask & ((1u << lane) - 1))] = e;
+                loader.publish(slot++, lane, DATA, __popc(mask), buffer);
+            }
             used += n;
             next += n * step;
         }
@@ -450,8 +469,11 @@ __device__ void signal(const Mlp& p, Shared& shared, u32 threads, u32 lane) {
 // Copies sums to the host, stages in order; several at once where they have all arrived.
 __device__ void coordinate(const Mlp& p, Shared& shared, u32 thread) {
     const u32 threads = COPY_WARPS * WARP, last = p.first_stage + p.stages - p.silent_last;
-    // Earlier launches have ended.
-    if (thread == 0) release_sys(&p.report->done, p.first_stage);
+    if (thread == 0) {
+        // Earlier launches have ended.
+        wait_for_earlier();
+        *(volatile u32*)&p.report->done = p.first_stage;
+    }
     for (u32 s = p.first_stage; s != last;) {
         if (thread == 0) {
             Patience patience(p);
@@ -469,14 +491,18 @@ __device__ void coordinate(const Mlp& p, Shared& shared, u32 thread) {
         }
         named_barrier(BARRIER_COPY, threads);
         const u32 to = *(volatile u32*)&shared.copied_to;
-        if (to == s) break;
-        float4* into = (float4*)(p.partials + (u64)((to - 1) % STAGE_RING) * p.hidden);
-        const float4* from = (const float4*)p.sum;
-#pragma unroll 8
-        for (u32 i = thread; i < p.hidden / 4; i += threads) into[i] = __ldcg(from + i);
-        // The copies come before the counter, by the barrier.
         named_barrier(BARRIER_COPY, threads);
-        if (thread == 0) release_sys(&p.report->done, to);
+        if (to == s) break;
+        ulonglong2* into = p.partials + (u64)((to - 1) % STAGE_RING) * p.hidden / 2;
+        const float4* from = (const float4*)p.sum;
+        const u64 stage = (u64)to << 32;
+#pragma unroll 8
+        for (u32 i = thread; i < p.hidden / 4; i += threads) {
+            const float4 v = __ldcg(from + i);
+            __stcg(into + 2 * i, make_ulonglong2(stage | __float_as_uint(v.x), stage | __float_as_uint(v.y)));
+            __stcg(into + 2 * i + 1, make_ulonglong2(stage | __float_as_uint(v.z), stage | __float_as_uint(v.w)));
+        }
+        if (thread == 0) *(volatile u32*)&p.report->done = to;
         s = to;
     }
     if (thread == 0) {
@@ -503,7 +529,9 @@ __device__ void mlp(const Mlp& p) {
         shared.last_round = ~0u;
     }
     __syncthreads();
+    let_the_next_begin();
     if (role < groups * warps) {
+        wait_for_earlier();
         if (p.next_sum && blockIdx.x == gridDim.x - 1)
             for (u32 i = threadIdx.x; i < p.hidden; i += groups * warps * WARP) p.next_sum[i] = 0.0f;
         const u32 threads = warps * WARP;

@@ -172,6 +172,28 @@ __device__ void weigh_rows(const Rows& rows, const float* activations, u32 a_str
                 x_all[(u64)(token + t + i) * rows.cols + first + x + j] = sum[i][j];
 }
 
+// out[n] = |SiLU(gate . h) * (up . h)| * ||down|| of neurons whose gates are `rows`. A warp has a neuron; 256 threads.
+template <int DT>
+__device__ void importance(const Rows& rows, const float* h, float* out) {
+    const u32 n = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
+    if (n >= rows.count) return;
+    const u32 bytes = row_bytes<DT>(rows.cols);
+    const u8* row = rows.row(n);
+    float gate = 0.0f, up = 0.0f, down = 0.0f;
+    for (u32 o = lane; o < rows.cols / 8; o += WARP) {
+        float g[8], u[8], d[8];
+        load_weights<DT>(row, rows.cols, o, g);
+        load_weights<DT>(row + bytes, rows.cols, o, u);
+        load_weights<DT>(row + 2 * bytes, rows.cols, o, d);
+        for (int j = 0; j < 8; j++) {
+            const float x = h[column<DT>(o, j)];
+            gate = fmaf(g[j], x, gate), up = fmaf(u[j], x, up), down = fmaf(d[j], d[j], down);
+        }
+    }
+    gate = warp_sum(gate), up = warp_sum(up), down = warp_sum(down);
+    if (lane == 0) out[n] = fabsf(silu(gate) * up) * sqrtf(down);
+}
+
 #define OF_DTYPE(DT, NAME)                                                                                             \
     extern "C" __global__ void embed_##NAME(const u8* rows, u32 stride, u32 hidden, float* x) {                       \
         embed<DT>(rows, stride, hidden, x);                                                                            \
@@ -190,6 +212,9 @@ __device__ void weigh_rows(const Rows& rows, const float* activations, u32 a_str
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
         weigh_##NAME(Rows downs, const float* activations, u32 stride, u32 tokens, float* x) {                        \
         weigh_rows<DT>(downs, activations, stride, tokens, x);                                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void importance_##NAME(Rows gates, const float* h, float* out) {                            \
+        importance<DT>(gates, h, out);                                                                                 \
     }
 OF_DTYPE(F16, f16)
 OF_DTYPE(Q8_0, q8_0)
@@ -209,8 +234,8 @@ __device__ float lane_sum(const float* lanes, u32 count, u32 hidden, u32 i, floa
     return sum;
 }
 
-// x += the lanes of a sum; then, if there are any, those of stand-ins and their constant. 256 threads.
-extern "C" __global__ void add_lanes(float* x, const float* lanes, u32 count, const float* stand_ins, u32 stand_count,
+// to = x + the lanes of a sum; then, if there are any, those of stand-ins and their constant. 256 threads.
+extern "C" __global__ void add_lanes(float* to, const float* x, const float* lanes, u32 count, const float* stand_ins, u32 stand_count,
                                      const float* constant, u32 hidden) {
     __shared__ float parts[8][WARP];
     const u32 i = blockIdx.x * WARP + threadIdx.x % WARP;
@@ -218,8 +243,9 @@ extern "C" __global__ void add_lanes(float* x, const float* lanes, u32 count, co
     float rest = 0.0f;
     if (constant) rest = lane_sum(stand_ins, stand_count, hidden, i, parts);
     if (threadIdx.x >= WARP || i >= hidden) return;
-    x[i] += sum;
-    if (constant) x[i] += constant[i] + rest;
+    float result = x[i] + sum;
+    if (constant) result += constant[i] + rest;
+    to[i] = result;
 }
 
 // Log-likelihoods: `logits` are `rows` of the head for each scored token, `sums` its largest logit so far and the sum of

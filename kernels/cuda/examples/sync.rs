@@ -9,7 +9,7 @@ use ls_cuda::bench::{Method, SyncBench, SyncOptions, copy_bandwidth, round_trip_
 use ls_cuda::{CudaError, Device, KernelSource, Loads};
 
 const USAGE: &str = "sync [--splits 1,2,4,8,16,32] [--shape mistral-7b|llama2-7b|qwen2.5-7b] [--sms N] [--reps N]
-     [--dtype f16|q8_0|q4_0] [--block N] [--loads plain|async|bulk] [--misses 0,2,5,11,20] [--launch plain] [--nvrtc FOLDER]";
+     [--dtype f16|q8_0|q4_0] [--block N] [--loads plain|async|bulk] [--misses 0,2,5,11,20] [--launch alone] [--nvrtc FOLDER]";
 
 fn main() {
     if let Err(error) = run() {
@@ -27,12 +27,12 @@ fn flag(name: &str) -> Option<String> {
 
 fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
     let text = flag(name)?;
-    text.parse().ok().or_else(|| usage())
+    text.parse().ok().or_else(usage)
 }
 
 fn numbers(name: &str, default: &str) -> Vec<u32> {
     let text = flag(name).unwrap_or(default.into());
-    text.split(',').map(|n| n.parse().ok().unwrap_or_else(|| usage())).collect()
+    text.split(',').map(|n| n.parse().ok().unwrap_or_else(usage)).collect()
 }
 
 fn usage<T>() -> T {
@@ -56,13 +56,29 @@ fn run() -> Result<(), CudaError> {
     ] {
         println!("flag round trip, {name}: {:.1} us", round_trip_us(&device, blocks, forwarder)?);
     }
+    let options = options(&device);
+    println!("layer: {options}");
+    let mut bench = SyncBench::new(&device, options)?;
+    let bytes = bench.layer_bytes();
+    let us = bench.back_to_back_us(0.0)?;
+    println!("unsplit, back to back: {us:.1} us ({:.0} GB/s)", bytes as f64 / us / 1e3);
+    splits(&mut bench);
+    if flag("--misses").is_some() {
+        misses(&device, &mut bench)?;
+    }
+    Ok(())
+}
+
+/// What is measured.
+fn options(device: &Device) -> SyncOptions {
+    let info = device.info();
     let (hidden, neurons) = match flag("--shape").as_deref() {
         None | Some("mistral-7b") => (4096, 14336),
         Some("llama2-7b") => (4096, 11008),
         Some("qwen2.5-7b") => (3584, 18944),
         _ => usage(),
     };
-    let options = SyncOptions {
+    SyncOptions {
         hidden,
         neurons,
         sparsity: 0.8,
@@ -73,7 +89,7 @@ fn run() -> Result<(), CudaError> {
             _ => usage(),
         },
         block_neurons: number("--block").unwrap_or(2),
-        multiprocessors: number("--sms").unwrap_or(all),
+        multiprocessors: number("--sms").unwrap_or(info.multiprocessors),
         loads: match flag("--loads").as_deref() {
             None => Loads::best(info.capability),
             Some("plain") => Loads::Plain,
@@ -81,14 +97,13 @@ fn run() -> Result<(), CudaError> {
             Some("bulk") => Loads::Bulk,
             _ => usage(),
         },
-        cooperative: flag("--launch").as_deref() != Some("plain"),
+        overlapping: flag("--launch").as_deref() != Some("alone"),
         reps: number("--reps").unwrap_or(100),
-    };
-    println!("layer: {options}");
-    let mut bench = SyncBench::new(&device, options)?;
-    let bytes = bench.layer_bytes();
-    let us = bench.back_to_back_us(0.0)?;
-    println!("unsplit, back to back: {us:.1} us ({:.0} GB/s)", bytes as f64 / us / 1e3);
+    }
+}
+
+/// The table of methods and numbers of stages.
+fn splits(bench: &mut SyncBench) {
     let splits = numbers("--splits", "1,2,4,8,16,32");
     let heads: String = splits.iter().map(|s| format!("{s:>8}")).collect();
     println!("us by number of stages  {heads}   added a stage");
@@ -110,19 +125,21 @@ fn run() -> Result<(), CudaError> {
         };
         println!("{:<24}{cells}{slope:>16.1}", method.name());
     }
-    if let Some(misses) = flag("--misses").map(|_| numbers("--misses", "")) {
-        let bandwidth = copy_bandwidth(&device)?;
-        println!("copies from pinned memory: {:.1} GB/s", bandwidth / 1e9);
-        for percent in misses {
-            let share = f64::from(percent) / 100.0;
-            let bound = bench.missing_bytes(share) as f64 / bandwidth * 1e6;
-            let (alone, row) = (bench.layer_with_misses_us(share)?, bench.back_to_back_us(share)?);
-            let ratio = row / bound;
-            println!(
-                "{percent:>3} % in host memory: {alone:.1} us alone, {row:.1} us back to back; their bytes over the \
+}
+
+/// Layers with blocks in host memory.
+fn misses(device: &Device, bench: &mut SyncBench) -> Result<(), CudaError> {
+    let bandwidth = copy_bandwidth(device)?;
+    println!("copies from pinned memory: {:.1} GB/s", bandwidth / 1e9);
+    for percent in numbers("--misses", "") {
+        let share = f64::from(percent) / 100.0;
+        let bound = bench.missing_bytes(share) as f64 / bandwidth * 1e6;
+        let (alone, row) = (bench.layer_with_misses_us(share)?, bench.back_to_back_us(share)?);
+        let ratio = row / bound;
+        println!(
+            "{percent:>3} % in host memory: {alone:.1} us alone, {row:.1} us back to back; their bytes over the \
                  bus {bound:.1} us, {ratio:.2} times"
-            );
-        }
+        );
     }
     Ok(())
 }

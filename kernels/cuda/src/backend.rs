@@ -28,6 +28,8 @@ pub struct CudaOptions {
     pub kv_cache: KvDType,
     /// How the FFN's kernel reads weights; None: the device's fastest.
     pub loads: Option<Loads>,
+    /// Whether kept weights are read where they are; None: if the device has the host's memory.
+    pub in_place: Option<bool>,
 }
 
 /// The kernels of one number format.
@@ -38,6 +40,7 @@ pub(crate) struct OfDType {
     pub(crate) multiply: Function,
     pub(crate) swiglu: Function,
     pub(crate) weigh: Function,
+    pub(crate) importance: Function,
 }
 
 /// All kernels but the FFN's.
@@ -59,7 +62,7 @@ impl Functions {
         let vector_bytes = 4 * shape.hidden.max(shape.query_width) as u32;
         let of = |dtype| {
             let get = |kernel: &str, shared| {
-                device.function(&format!("{kernel}_{}", dtype_name(dtype)), shared)
+                device.function("model", &format!("{kernel}_{}", dtype_name(dtype)), shared)
             };
             Ok::<_, Kind>(OfDType {
                 embed: get("embed", 0)?,
@@ -67,18 +70,23 @@ impl Functions {
                 multiply: get("multiply", 0)?,
                 swiglu: get("swiglu", 0)?,
                 weigh: get("weigh", 0)?,
+                importance: get("importance", 0)?,
             })
         };
         Ok(Functions {
             of: [of(DType::F16)?, of(DType::Q8_0)?, of(DType::Q4_0)?],
-            norm: device.function("rms_norm", 0)?,
-            rotate: device.function("rotate", 0)?,
-            attend: device.function("attend", crate::attention::shared_bytes(shape))?,
-            merge: device.function("merge", 0)?,
-            add_lanes: device.function("add_lanes", 0)?,
-            score: device.function("score", 0)?,
-            estimate: device.function("estimate", 4 * shape.hidden as u32)?,
-            stand_in: device.function("stand_in", 0)?,
+            norm: device.function("model", "rms_norm", 0)?,
+            rotate: device.function("attention", "rotate", 0)?,
+            attend: device.function(
+                "attention",
+                "attend",
+                crate::attention::shared_bytes(shape),
+            )?,
+            merge: device.function("attention", "merge", 0)?,
+            add_lanes: device.function("model", "add_lanes", 0)?,
+            score: device.function("model", "score", 0)?,
+            estimate: device.function("base", "estimate", 4 * shape.hidden as u32)?,
+            stand_in: device.function("base", "stand_in", 0)?,
         })
     }
 
@@ -169,7 +177,7 @@ impl CudaBackend {
             vectors: DeviceVectors::new(device, config, vectors)?,
             frequencies,
             functions: Functions::load(device, &shape)?,
-            weights: Weights::new(device)?,
+            weights: Weights::new(device, options.in_place.unwrap_or(device.info().unified))?,
             buffers: Plan::new(config, options).allocate(device, shape.hidden)?,
             pass: none,
             ffn: Ffn::default(),
@@ -191,7 +199,7 @@ impl CudaBackend {
     /// Bytes of weights that the device has a copy of.
     #[must_use]
     pub fn kept(&self) -> ByteCount {
-        ByteCount(self.weights.kept_bytes())
+        ByteCount(self.weights.copied_bytes())
     }
 
     /// Starts a kernel.
@@ -357,6 +365,25 @@ impl ComputeBackend for CudaBackend {
         self.mlp_list(blocks);
     }
 
+    fn feature(&self, out: &mut [f32]) {
+        assert!(self.pass.decode, "a feature is one token's");
+        self.add_lanes(self.buffers.host_feature.address());
+        done(self.device.wait());
+        // SAFETY: the stream is idle.
+        let feature = bytemuck::cast_slice(unsafe { self.buffers.host_feature.bytes() });
+        out.copy_from_slice(&feature[..self.shape.hidden]);
+    }
+
+    fn importance(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>, out: &mut [f32]) {
+        assert!(self.pass.decode, "importance is one token's");
+        assert_eq!(out.len(), blocks.neurons as usize, "a number for each neuron");
+        self.importance_one(blocks);
+        done(self.device.wait());
+        // SAFETY: the stream is idle.
+        let all = bytemuck::cast_slice(unsafe { self.buffers.host_importance.bytes() });
+        out.copy_from_slice(&all[..out.len()]);
+    }
+
     fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
         self.check_base(base, tables);
         self.estimate_one(base, tables);
@@ -389,7 +416,7 @@ impl ComputeBackend for CudaBackend {
     fn mlp_output(&mut self, _layer: LayerId) {
         // Prefill has added to the residual itself.
         if self.pass.decode {
-            self.add_lanes();
+            self.add_lanes(self.buffers.x.address());
         }
     }
 

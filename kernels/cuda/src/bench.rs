@@ -34,8 +34,8 @@ pub struct SyncOptions {
     pub multiprocessors: u32,
     /// How the kernel reads weights.
     pub loads: Loads,
-    /// Whether launches are cooperative.
-    pub cooperative: bool,
+    /// Whether launches overlap.
+    pub overlapping: bool,
     /// Repetitions; medians are reported.
     pub reps: usize,
 }
@@ -106,7 +106,7 @@ impl SyncBench {
             multiprocessors: options.multiprocessors,
             loads: options.loads,
             patience_ms: 300,
-            cooperative: options.cooperative,
+            overlapping: options.overlapping,
         };
         let mut mlp = StagedMlp::new(device, shape, staged)?;
         let input: Vec<f32> = (0..options.hidden).map(|_| rng.unit()).collect();
@@ -245,11 +245,11 @@ impl SyncBench {
         for entry in list {
             let blocks = self.layers.iter().chain(&self.host);
             let block = blocks
-                .map(|blocks| (entry.0 & !63).wrapping_sub(blocks.entry(0).0 & !63))
+                .map(|blocks| entry.address().wrapping_sub(blocks.entry(0).address()))
                 .find(|&at| at < self.bytes.len() as u64)
                 .expect("an entry is of one of the layers");
             let bytes = &self.bytes[block as usize..][..stride];
-            let neurons = bytes.chunks_exact(3 * row).take((entry.0 & 63) as usize + 1);
+            let neurons = bytes.chunks_exact(3 * row).take(entry.neurons());
             for neuron in neurons {
                 for (weights, row) in weights.iter_mut().zip(neuron.chunks_exact(row)) {
                     dequantize_row(dtype, row, weights);
@@ -360,7 +360,8 @@ fn run(
         Method::Ahead | Method::Lag(_) => {
             mlp.launch(stages, true)?;
             // Which blocks run is known; the flags say when they are in memory.
-            mlp.announce(list)?;
+            let places = mlp.announce(list)?;
+            let end = |stage: u32| places * stage / stages;
             for stage in 0..stages {
                 if let Method::Lag(lag) = method {
                     mlp.wait_done(before.wrapping_add((stage + 1).saturating_sub(lag)))?;
@@ -513,7 +514,7 @@ pub fn round_trip_us(device: &Device, blocks: u32, forwarder: bool) -> Result<f6
     let words = device.mapped(512)?;
     let memory = device.memory(512)?;
     device.wait()?;
-    let echo = device.function("echo", 0)?;
+    let echo = device.function("sync", "echo", 0)?;
     let args = EchoArgs {
         ask: words.address(),
         answer: words.address() + 256,

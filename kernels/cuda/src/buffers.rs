@@ -12,7 +12,7 @@ pub(crate) const ACTIVATION_NEURONS: usize = 2048;
 /// Rows of the head whose logits are held for scores; a multiple of 64.
 pub(crate) const SCORE_ROWS: usize = 4096;
 /// Positions of a chunk of decode's attention.
-pub(crate) const KEY_CHUNK: usize = 256;
+pub(crate) const KEY_CHUNK: usize = 64;
 /// Sums of stand-ins.
 pub(crate) const STAND_LANES: usize = 64;
 /// Most sums of the FFN: two groups on each of so many multiprocessors.
@@ -119,10 +119,11 @@ impl Plan {
             + self.score_logits
             + self.cache
             + self.vectors
-            + self.x.min(4 * self.vectors)
+            + self.stand_ins / STAND_LANES
             + 2 * STAGING_BYTES;
         let host = self.turns
-            + self.neurons
+            + 2 * self.neurons
+            + self.stand_ins / STAND_LANES
             + self.logits
             + 2 * self.scored
             + self.rows
@@ -180,6 +181,10 @@ pub(crate) struct Buffers {
     pub(crate) host_logits: Mapped,
     pub(crate) host_nll: Mapped,
     pub(crate) host_scores: Mapped,
+    /// hidden; written by the device.
+    pub(crate) host_feature: Mapped,
+    /// ffn; written by the device.
+    pub(crate) host_importance: Mapped,
 }
 
 impl Plan {
@@ -209,6 +214,8 @@ impl Plan {
             host_logits: device.mapped(self.logits)?,
             host_nll: device.mapped(self.scored)?,
             host_scores: device.mapped(self.neurons)?,
+            host_feature: device.mapped(4 * hidden)?,
+            host_importance: device.mapped(self.neurons)?,
         })
     }
 }

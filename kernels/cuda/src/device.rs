@@ -71,11 +71,13 @@ pub(crate) struct Grid {
     pub(crate) shared_bytes: u32,
     /// All blocks run at the same time, or the launch fails.
     pub(crate) together: bool,
+    /// Blocks may begin when all of the kernel before have begun, if that says so; from 9.0 on.
+    pub(crate) overlaps: bool,
 }
 
 impl Grid {
     pub(crate) fn new(blocks: u32, threads: u32) -> Grid {
-        Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0, together: false }
+        Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0, together: false, overlaps: false }
     }
 }
 
@@ -130,32 +132,31 @@ impl Device {
         self.shared.stream
     }
 
-    /// A kernel by name, loaded now (the first launch of one that is not would wait for a running kernel), that may use
-    /// `shared_bytes` of dynamic shared memory.
-    pub(crate) fn function(&self, name: &str, shared_bytes: u32) -> Result<Function, Kind> {
-        let c_name = CString::new(name).expect("names have no zeros");
-        for &module in &self.shared.modules {
-            let mut function = std::ptr::null_mut();
-            // SAFETY: a loaded module and a string ended by zero.
-            match unsafe { sys::cuModuleGetFunction(&mut function, module, c_name.as_ptr()) } {
-                CUresult::CUDA_ERROR_NOT_FOUND => continue,
-                result => check(result, "kernel")?,
+    /// A kernel of a module by name, loaded now (the first launch of one that is not would wait for a running kernel), that
+    /// may use `shared_bytes` of dynamic shared memory.
+    pub(crate) fn function(
+        &self,
+        module: &str,
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<Function, Kind> {
+        let index = kernels::module_names().position(|known| known == module);
+        let module = self.shared.modules[index.expect("a module of ours")];
+        let name = CString::new(name).expect("names have no zeros");
+        let mut function = std::ptr::null_mut();
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let local = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+        let mut bytes = 0;
+        // SAFETY: a loaded module and a string ended by zero. Asking for an attribute loads the function.
+        unsafe {
+            check(sys::cuModuleGetFunction(&mut function, module, name.as_ptr()), "kernel")?;
+            if shared_bytes > 0 {
+                let bytes = shared_bytes as i32;
+                check(sys::cuFuncSetAttribute(function, attribute, bytes), "shared memory")?;
             }
-            let attribute =
-                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let mut bytes = 0;
-            // SAFETY: a function of a loaded module. Asking for an attribute loads it.
-            unsafe {
-                if shared_bytes > 0 {
-                    let bytes = shared_bytes as i32;
-                    check(sys::cuFuncSetAttribute(function, attribute, bytes), "shared memory")?;
-                }
-                let local = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-                check(sys::cuFuncGetAttribute(&mut bytes, local, function), "kernel")?;
-            }
-            return Ok(Function(function));
+            check(sys::cuFuncGetAttribute(&mut bytes, local, function), "kernel")?;
         }
-        Err(Kind::Call { call: "kernel", reason: format!("there is no {name}") })
+        Ok(Function(function))
     }
 
     /// Starts a kernel on the stream.
@@ -177,6 +178,27 @@ impl Device {
                 sys::cuLaunchCooperativeKernel(
                     function.0, x, y, z, threads, 1, 1, shared, stream, args,
                 )
+            } else if grid.overlaps {
+                let mut attribute = sys::CUlaunchAttribute {
+                    id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                    pad: [0; 4],
+                    value: sys::CUlaunchAttributeValue {
+                        programmaticStreamSerializationAllowed: 1,
+                    },
+                };
+                let config = sys::CUlaunchConfig {
+                    gridDimX: x,
+                    gridDimY: y,
+                    gridDimZ: z,
+                    blockDimX: threads,
+                    blockDimY: 1,
+                    blockDimZ: 1,
+                    sharedMemBytes: shared,
+                    hStream: stream,
+                    attrs: &mut attribute,
+                    numAttrs: 1,
+                };
+                sys::cuLaunchKernelEx(&config, function.0, args, std::ptr::null_mut())
             } else {
                 let none = std::ptr::null_mut();
                 sys::cuLaunchKernel(function.0, x, y, z, threads, 1, 1, shared, stream, args, none)

@@ -129,8 +129,8 @@ impl CudaBackend {
         self.weights.find(bytes).filter(|address| address.is_multiple_of(64))
     }
 
-    /// x += the sums of the FFN.
-    pub(crate) fn add_lanes(&mut self) {
+    /// `to` = x + the sums of the FFN.
+    pub(crate) fn add_lanes(&self, to: u64) {
         let hidden = self.shape.hidden as u32;
         let b = &self.buffers;
         let (x, lanes, stand_ins) = (b.x.address(), b.lanes.address(), b.stand_ins.address());
@@ -138,7 +138,7 @@ impl CudaBackend {
         let count = self.mlp.map_or(0, |(_, kernel)| kernel.lanes());
         let stand_count = STAND_LANES as u32;
         let grid = Grid::new(hidden.div_ceil(32), 256);
-        let args = args!(x, lanes, count, stand_ins, stand_count, constant, hidden);
+        let args = args!(to, x, lanes, count, stand_ins, stand_count, constant, hidden);
         // SAFETY: sums are `hidden` wide, and as many as are said.
         unsafe { self.launch(self.functions.add_lanes, grid, args) };
     }
@@ -178,6 +178,27 @@ impl CudaBackend {
                 let args = args!(downs, activations, width, tokens, x);
                 self.launch(of.weigh, grid(part.hidden), args);
             }
+        }
+    }
+
+    /// What each of some neurons would add, to the host.
+    pub(crate) fn importance_one(&mut self, blocks: &NeuronBlocks<'_>) {
+        let importance = self.functions.of(blocks.dtype).importance;
+        let kept = self.weights.find(blocks.bytes).is_some();
+        for part in parts(blocks, if kept { usize::MAX } else { LAUNCH_BYTES }) {
+            let rows = RowsArgs {
+                base: done(self.weights.place(part.bytes)),
+                block: part.block_neurons,
+                stride: 3 * part.dtype.row_bytes(part.hidden) as u32,
+                block_stride: part.block_stride as u64,
+                count: part.neurons,
+                cols: part.hidden,
+            };
+            let before = u64::from(part.first_neuron - blocks.first_neuron);
+            let out = self.buffers.host_importance.address() + 4 * before;
+            let (h, grid) = (self.buffers.h.address(), Grid::new(part.neurons.div_ceil(8), 256));
+            // SAFETY: `out` has room for all neurons of a layer.
+            unsafe { self.launch(importance, grid, args!(rows, h, out)) };
         }
     }
 

@@ -116,8 +116,8 @@ pub(crate) struct MlpKernel {
     buffers: u32,
     buffer_bytes: u32,
     shared_bytes: u32,
-    /// Whether to launch cooperatively.
-    together: bool,
+    /// Whether launches overlap, instead of being checked to fit.
+    overlaps: bool,
 }
 
 impl MlpKernel {
@@ -149,7 +149,7 @@ impl MlpKernel {
         let ring = if loads == Loads::Plain { 0 } else { buffers * buffer_bytes };
         let shared_bytes = data_at + ring;
         let name = format!("mlp_{}_{}_{of_thread}", loads.name(), dtype_name(dtype));
-        let function = device.function(&name, shared_bytes)?;
+        let function = device.function("mlp", &name, shared_bytes)?;
         Ok(MlpKernel {
             function,
             blocks,
@@ -158,13 +158,14 @@ impl MlpKernel {
             buffers,
             buffer_bytes,
             shared_bytes,
-            together: true,
+            overlaps: false,
         })
     }
 
-    /// Launches without the driver's check that all blocks run at once.
-    pub(crate) fn unchecked(&mut self) {
-        self.together = false;
+    /// Lets launches with stages begin before the one before has ended; without the driver's check that all blocks run at
+    /// once.
+    pub(crate) fn overlap(&mut self) {
+        self.overlaps = true;
     }
 
     /// Thread blocks.
@@ -189,7 +190,8 @@ impl MlpKernel {
         let grid = Grid {
             shared_bytes: self.shared_bytes,
             // Stages wait for all blocks: one that does not fit would never come.
-            together: staged && self.together,
+            together: staged && !self.overlaps,
+            overlaps: staged && self.overlaps,
             ..Grid::new(self.blocks, warps * WARP)
         };
         // SAFETY: the kernel's only parameter; the caller's guarantee.

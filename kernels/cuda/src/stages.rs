@@ -50,14 +50,38 @@ pub struct StagedOptions {
     pub loads: Loads,
     /// After how long a wait is given up, milliseconds.
     pub patience_ms: u64,
-    /// Whether the driver checks at each launch that all thread blocks run at once. Without, nothing else may run on the
-    /// device at that time, or stages wait for it.
-    pub cooperative: bool,
+    /// Whether a launch may begin while the one before ends (from 9.0 on), which saves a few microseconds. Else the driver
+    /// checks at each launch that all thread blocks run at once; with it nothing else may run on the device at that time.
+    pub overlapping: bool,
 }
 
-/// A block of neurons in memory that the device can address.
+/// A block of neurons in memory that the device can address: its address, its number of neurons - 1, and whether it is in
+/// host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry(pub(crate) u64);
+pub struct Entry(u64);
+
+impl Entry {
+    const FAR: u64 = 1 << 63;
+    const NONE: Entry = Entry(0);
+
+    fn is_far(self) -> bool {
+        self.0 & Entry::FAR != 0
+    }
+
+    /// Where it is.
+    pub(crate) fn address(self) -> u64 {
+        self.0 & !(Entry::FAR | 63)
+    }
+
+    /// Neurons.
+    pub(crate) fn neurons(self) -> usize {
+        (self.0 & 63) as usize + 1
+    }
+}
+
+/// Of so many thread blocks one only has blocks from host memory, if there are any: they arrive late, and would keep others
+/// waiting. A few ask for enough to fill the bus.
+const FAR_SHARE: u32 = 4;
 
 /// Blocks side by side, in device memory or in pinned host memory that the kernel reads in place.
 #[derive(Debug)]
@@ -114,13 +138,13 @@ impl Blocks {
     /// Block `index`, with all of its neurons.
     #[must_use]
     pub fn entry(&self, index: u32) -> Entry {
-        let base = match &self.memory {
-            Place::Device(memory) => memory.address(),
-            Place::Host(memory) => memory.address(),
+        let (base, far) = match &self.memory {
+            Place::Device(memory) => (memory.address(), 0),
+            Place::Host(memory) => (memory.address(), Entry::FAR),
         };
         let address = base + u64::from(index) * u64::from(self.stride);
         debug_assert!(address.is_multiple_of(64));
-        Entry(address | u64::from(self.block_neurons - 1))
+        Entry(address | far | u64::from(self.block_neurons - 1))
     }
 }
 
@@ -163,8 +187,8 @@ impl StagedMlp {
         let block = (shape.block_neurons, shape.block_stride);
         let mut kernel =
             MlpKernel::new(device, shape.dtype, shape.hidden, block, blocks, options.loads)?;
-        if !options.cooperative {
-            kernel.unchecked();
+        if options.overlapping {
+            kernel.overlap();
         }
         let vector = shape.hidden as usize * 4;
         let list_bytes = (blocks * LIST_RING) as usize * 8;
@@ -179,7 +203,7 @@ impl StagedMlp {
             posted_list: device.mapped(list_bytes)?,
             posted: device.mapped(8 * STAGE_RING as usize)?,
             report: device.mapped(2 * STATUS_AT)?,
-            partials: device.mapped(STAGE_RING as usize * vector)?,
+            partials: device.mapped(STAGE_RING as usize * 2 * vector)?,
             launches: 0,
             launched_stages: 0,
             posted_stages: 0,
@@ -253,33 +277,63 @@ impl StagedMlp {
         self.post_announced(self.announced_entries.wrapping_sub(self.posted_entries))
     }
 
-    /// Lists blocks that later stages will have, in order. The device reads the list ahead, not the blocks.
-    pub fn announce(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
+    /// Lists blocks that later stages will have, in order; how many places they take. The device reads the list ahead, not
+    /// the blocks.
+    pub fn announce(&mut self, entries: &[Entry]) -> Result<u32, CudaError> {
         let count = u32::try_from(entries.len()).expect("a layer's blocks");
         let blocks = self.kernel.blocks();
-        let most = blocks * LIST_RING;
+        let far = entries.iter().filter(|entry| entry.is_far()).count() as u32;
+        if far == 0 || blocks < FAR_SHARE {
+            self.make_room(count)?;
+            entries.iter().zip(self.announced_entries..).for_each(|(&e, n)| self.write(n, e));
+            self.announced_entries += count;
+            return Ok(count);
+        }
+        // Rows of a place for each thread block; the last blocks have those from host memory.
+        let far_blocks = (blocks / FAR_SHARE).min(far);
+        let near_blocks = blocks - far_blocks;
+        // Both kinds are dealt row by row.
+        let rows = far.div_ceil(far_blocks).max((count - far).div_ceil(near_blocks));
+        let start = self.announced_entries.next_multiple_of(blocks);
+        let end = start + rows * blocks;
+        let places = end - self.announced_entries;
+        self.make_room(places)?;
+        // Each place is written once: the device may be looking already.
+        let mut far = entries.iter().filter(|entry| entry.is_far());
+        let mut near = entries.iter().filter(|entry| !entry.is_far());
+        for n in self.announced_entries..end {
+            let entry = match n % blocks {
+                _ if n < start => None,
+                block if block < near_blocks => near.next(),
+                _ => far.next(),
+            };
+            self.write(n, *entry.unwrap_or(&Entry::NONE));
+        }
+        self.announced_entries = end;
+        Ok(places)
+    }
+
+    /// Waits until the device has read what lies where `count` more entries go.
+    fn make_room(&mut self, count: u32) -> Result<(), CudaError> {
+        let most = self.kernel.blocks() * LIST_RING;
         assert!(count <= most, "{count} entries");
-        // The device has read what lies there now.
         self.wait_for(|this| {
             let done = this.end_of(this.done().wrapping_sub(1));
             this.announced_entries.wrapping_sub(done) + count <= most
-        })?;
+        })
+    }
+
+    /// Writes entry number n, where there is room.
+    fn write(&mut self, n: u32, entry: Entry) {
+        let blocks = self.kernel.blocks();
+        let (block, row) = (n % blocks, n / blocks);
+        // A thread block's entries lie side by side, so that no two read the same line.
+        let at = block * LIST_RING + row % LIST_RING;
+        let lap = u64::from((row / LIST_RING + 1) % LAPS);
+        let word = entry.0 & !Entry::FAR | lap << LAP_SHIFT;
         let list = self.posted_list.host().cast::<u64>();
-        let n = self.announced_entries;
-        let (mut block, mut row) = (n % blocks, n / blocks);
-        for entry in entries {
-            // A block's entries lie side by side, so that no two blocks read the same line.
-            let at = block * LIST_RING + row % LIST_RING;
-            let lap = u64::from((row / LIST_RING + 1) % LAPS);
-            // SAFETY: within the list; the device reads whole words.
-            unsafe { list.add(at as usize).write_volatile(entry.0 | lap << LAP_SHIFT) };
-            block += 1;
-            if block == blocks {
-                (block, row) = (0, row + 1);
-            }
-        }
-        self.announced_entries += count;
-        Ok(())
+        // SAFETY: within the list; the device reads whole words.
+        unsafe { list.add(at as usize).write_volatile(word) };
     }
 
     /// Says that the next `count` announced blocks, the next stage, are in memory.
@@ -352,14 +406,35 @@ impl StagedMlp {
         Ok(())
     }
 
-    /// What the FFN's sum was, at least up to stage `stage` (of all launches), when that was done; hidden. Its launch must
-    /// not be over 64 stages ago.
-    #[must_use]
-    pub fn partial(&self, stage: u32) -> &[f32] {
+    /// The FFN's sum, at least up to stage `stage` (of all launches), to `out`; hidden. The stage is done or will be, and is no
+    /// silent one.
+    pub fn partial(&self, stage: u32, out: &mut [f32]) -> Result<(), CudaError> {
         let hidden = self.shape.hidden as usize;
-        // SAFETY: the device writes this part again only for the stage STAGE_RING later, which is posted through `&mut`.
-        let all = unsafe { self.partials.bytes() };
-        &bytemuck::cast_slice(all)[(stage % STAGE_RING) as usize * hidden..][..hidden]
+        assert_eq!(out.len(), hidden, "width of the sum");
+        let wanted = stage.wrapping_add(1);
+        let started = Instant::now();
+        loop {
+            // Several stages may be sent as the last of them.
+            let told = self.done();
+            let sent = if (told.wrapping_sub(wanted) as i32) > 0 { told } else { wanted };
+            let at = (sent.wrapping_sub(1) % STAGE_RING) as usize * hidden;
+            let whole = out.iter_mut().enumerate().all(|(i, out)| {
+                // SAFETY: a word of mapped memory, aligned, that both sides use as an atomic only.
+                let word =
+                    unsafe { AtomicU64::from_ptr(self.partials.host().cast::<u64>().add(at + i)) };
+                let value = word.load(Ordering::Relaxed);
+                *out = f32::from_bits(value as u32);
+                // Each number says which stage it is of.
+                (value >> 32) as u32 == sent
+            });
+            if whole {
+                return Ok(());
+            }
+            if started.elapsed() > 3 * self.patience {
+                return Err(self.timed_out().into());
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Waits for the end of all launches; an error if one gave up. After that the session starts anew.
@@ -404,7 +479,7 @@ impl StagedMlp {
 
     /// Puts a list on the device, for `run_part`. No launch may be running.
     pub fn write_list(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
-        let words: Vec<u64> = entries.iter().map(|entry| entry.0).collect();
+        let words: Vec<u64> = entries.iter().map(|entry| entry.0 & !Entry::FAR).collect();
         Ok(self.list.write(0, bytemuck::cast_slice(&words))?)
     }
 

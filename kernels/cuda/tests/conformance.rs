@@ -15,7 +15,9 @@ fn make(device: &Device, loads: Loads) -> impl Fn(Setup<'_>) -> CudaBackend + us
     move |setup| {
         let Setup { config, vectors, context, pass_tokens, scored_tokens, kv_cache, .. } = setup;
         let loads = Some(loads);
-        let options = CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads };
+        let in_place = None;
+        let options =
+            CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place };
         CudaBackend::new(device, config, &vectors, &options).unwrap()
     }
 }
@@ -74,6 +76,28 @@ fn q4_0() {
 #[ignore = "needs an NVIDIA GPU"]
 fn q8_0_cache() {
     suite(DType::F16, KvDType::Q8_0, 4);
+}
+
+/// As on a device that has the host's memory.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn weights_read_in_place() {
+    let device = device();
+    let in_place = |setup: Setup<'_>, model: &TinyModel| {
+        let Setup { config, vectors, context, pass_tokens, scored_tokens, kv_cache, .. } = setup;
+        let (loads, in_place) = (None, Some(true));
+        let options =
+            CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place };
+        let mut backend = CudaBackend::new(&device, config, &vectors, &options).unwrap();
+        // Memory is pinned once: of two backends at the same time the second copies it in parts.
+        if backend.keep(&model.image) {
+            assert_eq!(backend.kept().0, 0, "nothing is copied");
+        }
+        backend
+    };
+    for model in models(DType::Q4_0, KvDType::F16, 5) {
+        check(&model, &|setup| in_place(setup, &model));
+    }
 }
 
 /// Bits of gate, up and down.

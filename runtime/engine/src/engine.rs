@@ -103,7 +103,7 @@ impl Engine {
         plan: &MemoryPlan,
         options: EngineOptions,
         store: Box<dyn BlockStore>,
-        backend: Box<dyn ComputeBackend>,
+        mut backend: Box<dyn ComputeBackend>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Engine, EngineError> {
         let started = Instant::now();
@@ -124,6 +124,7 @@ impl Engine {
         let mut checker = Checker::new(Arc::clone(bundle), verify, &lists);
         for (&extent, (slot, skip)) in kept.iter().zip(&loaded) {
             checker.resident(extent, &slot.bytes()[*skip..])?;
+            backend.keep(&slot.bytes()[*skip..][..extent.len as usize]);
         }
         let sparse = match sparse.zip(sparse_program) {
             None => None,
@@ -132,6 +133,7 @@ impl Engine {
                 let (recording, stream) = (recording.as_ref(), &mut stream);
                 let policies =
                     sparse::load(bundle, plan, &columns, recording, stream, &checker, progress)?;
+                policies.base.iter().for_each(|base| base.keep(backend.as_mut()));
                 Some((program, SparseFfn::open(&map, plan, columns, policies)?))
             }
         };

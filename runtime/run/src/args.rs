@@ -79,6 +79,9 @@ pub struct RunArgs {
     /// Number format of the KV cache; q8_0 takes about half the memory of f16.
     #[arg(long, value_enum, default_value = "f16")]
     pub(crate) kv_cache: KvChoice,
+    /// What computes.
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub(crate) backend: BackendChoice,
     #[command(flatten)]
     pub(crate) policies: PolicyArgs,
     /// How the bundle is read.
@@ -87,6 +90,17 @@ pub struct RunArgs {
     /// When weights are held against their checksums.
     #[arg(long, value_enum, default_value = "first", hide_short_help = true)]
     pub(crate) verify: VerifyChoice,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendChoice {
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU, with the resident weights in its memory, or an error.
+    Cuda,
+    /// An NVIDIA GPU if there is one, else the processor.
+    Auto,
 }
 
 /// When weights are checked.

@@ -52,6 +52,10 @@ impl Exit {
             if let Some(error) = cause.downcast_ref::<ls_cpu::CpuError>() {
                 return if error.is_unsupported() { Exit::Unsupported } else { Exit::Io };
             }
+            if let Some(error) = cause.downcast_ref::<ls_cuda::CudaError>() {
+                let asked_too_much = error.is_unsupported() || error.is_absent();
+                return if asked_too_much { Exit::Unsupported } else { Exit::Io };
+            }
             if cause.is::<UsageError>() {
                 return Exit::Usage;
             }

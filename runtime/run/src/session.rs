@@ -1,12 +1,14 @@
 //! [`Session`]: from flags to an open engine, with every byte planned on the way.
 
-use crate::args::{IoChoice, KvChoice, RunArgs, VerifyChoice};
+use crate::args::{BackendChoice, IoChoice, KvChoice, RunArgs, VerifyChoice};
 use crate::disk::{self, Shape};
 use crate::system::{PolicyArgs, System};
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
+use ls_compute::ComputeBackend;
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
+use ls_cuda::{CudaBackend, CudaOptions, Device, KernelSource};
 use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
 use ls_engine::sparse;
 use ls_engine::system::{Columns, System as Row};
@@ -38,6 +40,8 @@ pub struct Session {
     store: Box<dyn BlockStore>,
     /// Kept free beside the plan.
     reserved: ByteCount,
+    /// What computes, if not the processor. Opened before a plan is made: what its driver takes is resident by then.
+    device: Option<Device>,
 }
 
 /// Sizes that a plan depends on.
@@ -81,8 +85,9 @@ impl Session {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let system = System::of(&args.policies, &bundle);
+        let device = device(args.backend)?;
         let (args, store, reserved) = (args.clone(), opened.store, ByteCount(0));
-        Ok(Session { bundle, threads, system, recording: None, args, store, reserved })
+        Ok(Session { bundle, threads, system, recording: None, args, store, reserved, device })
     }
 
     /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
@@ -206,7 +211,13 @@ impl Session {
 
     fn backend_bytes(&self, workload: Workload) -> impl Fn(u32, u32) -> BackendBytes {
         let (config, options) = (self.bundle.model(), self.cpu_options(workload));
+        let on_device = self.device.is_some();
         move |context, pass_tokens| {
+            if on_device {
+                let options = cuda_options(&CpuOptions { context, pass_tokens, ..options });
+                let (_, pinned) = CudaBackend::memory(config, &options);
+                return BackendBytes { kv_cache: ByteCount(0), activations: pinned };
+            }
             let options = CpuOptions { context, pass_tokens, ..options };
             BackendBytes {
                 kv_cache: ls_cpu::kv_bytes(config, context, options.kv_cache),
@@ -239,7 +250,13 @@ impl Session {
         let vectors = self.bundle.vectors().clone();
         let (context, pass_tokens) = (plan.context, plan.pass_tokens);
         let options = CpuOptions { context, pass_tokens, ..self.cpu_options(workload) };
-        let backend = CpuBackend::new(self.bundle.model(), vectors, &options)?;
+        let config = self.bundle.model();
+        let backend: Box<dyn ComputeBackend> = match &self.device {
+            None => Box::new(CpuBackend::new(config, vectors, &options)?),
+            Some(device) => {
+                Box::new(CudaBackend::new(device, config, &vectors, &cuda_options(&options))?)
+            }
+        };
         let mut progress = crate::progress::Progress::new("loading", plan.resident().0);
         let verify = match self.args.verify {
             VerifyChoice::Never => Verify::Never,
@@ -249,7 +266,7 @@ impl Session {
         let recording = self.recording;
         let sparse = self.system.columns.map(|columns| SparseOptions { columns, recording });
         let options = EngineOptions { verify, sparse };
-        let (bundle, backend) = (Arc::new(self.bundle), Box::new(backend));
+        let bundle = Arc::new(self.bundle);
         let progress_of = &mut |bytes| progress.add(bytes);
         let engine = Engine::open(&bundle, plan, options, self.store, backend, progress_of)?;
         progress.finish();
@@ -267,6 +284,27 @@ impl Session {
     pub fn store(&self) -> &dyn BlockStore {
         self.store.as_ref()
     }
+}
+
+/// The device that was asked for; None: the processor.
+fn device(choice: BackendChoice) -> anyhow::Result<Option<Device>> {
+    if choice == BackendChoice::Cpu {
+        return Ok(None);
+    }
+    match Device::open(0, &KernelSource::default()) {
+        Ok(device) => Ok(Some(device)),
+        Err(error) if choice == BackendChoice::Auto && error.is_absent() => {
+            eprintln!("{error}; the processor computes");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The same sizes for a device.
+fn cuda_options(options: &CpuOptions) -> CudaOptions {
+    let CpuOptions { context, pass_tokens, scored_tokens, kv_cache, .. } = *options;
+    CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads: None, in_place: None }
 }
 
 fn resident() -> anyhow::Result<u64> {

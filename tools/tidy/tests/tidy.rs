@@ -25,6 +25,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ls-chat",
             "ls-compute",
             "ls-cpu",
+            "ls-cuda",
             "ls-engine",
             "ls-io",
             "ls-sync",

@@ -17,7 +17,7 @@ use ls_bundle::model::FfnExtent;
 use ls_bundle::tables::TableKind;
 use ls_cache::policy::{self, HazardTable};
 use ls_cache::{EvictionPolicy, ReuseTable};
-use ls_compute::BaseNeurons;
+use ls_compute::{BaseNeurons, ComputeBackend};
 use ls_hash::{HashStack, Kernels, Mlp, MlpTables, StackTables};
 use ls_sync::Slot;
 use std::sync::Arc;
@@ -45,6 +45,19 @@ pub(crate) struct LayerBase {
 }
 
 impl LayerBase {
+    /// Tells the backend that this stays where it is.
+    pub(crate) fn keep(&self, backend: &mut dyn ComputeBackend) {
+        let (neurons, tables) = self.view();
+        backend.keep(neurons.bytes());
+        for table in [tables.offset, tables.slope, tables.constant].into_iter().chain([
+            tables.down_error,
+            tables.gate_error,
+            tables.up_error,
+        ]) {
+            backend.keep(bytemuck::cast_slice(table));
+        }
+    }
+
     /// As a backend takes them.
     pub(crate) fn view(&self) -> (BaseNeurons<'_>, ls_compute::BaseTables<'_>) {
         let BaseTables { cols, codebooks, offset, slope, .. } = &self.tables;
