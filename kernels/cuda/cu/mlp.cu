@@ -7,9 +7,9 @@
 // Block 0 has two more roles: the *forwarder*, the only one that polls the host's flags, republishes them in device memory;
 // the *coordinator* copies sums to host memory and raises the done counter.
 //
-// Guarantees: the done counter never falls, and is raised to s + 1 only when all blocks have flushed the stages up to s; the
-// sums that are sent to the host hold at least these (they may hold more: atomics do not wait). Each number of them carries
-// the stage, so that no fence is needed between them and the counter: a fence over the bus stops a multiprocessor for a
+// Guarantees: the done counter never falls, and is raised to s + 1 only when all blocks have flushed the stages up to s. The
+// sums that follow it to the host hold at least these (they may hold more: atomics do not wait). Each number of them carries
+// the stage, so that neither waits for the other and no fence is needed: one over the bus stops a multiprocessor for a
 // microsecond. Every wait ends after spin_ns, and the status says so.
 // With `lanes` there are no stages and no atomics: each group adds to a lane of its own in the order of the list, the same
 // bits each run, however the list is cut into launches.
@@ -38,7 +38,7 @@ struct Session {
 
 // Mapped host memory, written by the device.
 struct Report {
-    u32 done, pad0[LINE - 1];    // stages whose sums are in `partials`
+    u32 done, pad0[LINE - 1];    // stages that are computed; their sums are in `partials`, or on their way there
     u32 status, pad1[LINE - 1];  // launch * 4 + Status
 };
 
@@ -486,6 +486,7 @@ __device__ void coordinate(const Mlp& p, Shared& shared, u32 thread) {
             if (ok) {
                 to = s + 1;
                 while (to != last && flushed(to)) to++;
+                *(volatile u32*)&p.report->done = to;
             }
             shared.copied_to = to;
         }
@@ -502,7 +503,6 @@ __device__ void coordinate(const Mlp& p, Shared& shared, u32 thread) {
             __stcg(into + 2 * i, make_ulonglong2(stage | __float_as_uint(v.x), stage | __float_as_uint(v.y)));
             __stcg(into + 2 * i + 1, make_ulonglong2(stage | __float_as_uint(v.z), stage | __float_as_uint(v.w)));
         }
-        if (thread == 0) *(volatile u32*)&p.report->done = to;
         s = to;
     }
     if (thread == 0) {

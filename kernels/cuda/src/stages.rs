@@ -1,7 +1,7 @@
 //! [`StagedMlp`]: one layer's FFN as one kernel that the host feeds while it runs (section 3.2.1, Algorithm 1).
 //!
 //! The host [posts](StagedMlp::post) stages: lists of blocks that are in memory now. The kernel computes what is posted and
-//! raises a counter, in order, when a stage's sums are in host memory. Neither side waits for the other unless it wants to:
+//! raises a counter, in order, when a stage is done; its sums follow to host memory. Neither side waits for the other:
 //! the host may post any number of stages ahead, and the kernel may tell of several at once.
 //!
 //! Differences from Algorithm 1, each measured: thread blocks do not poll the host's flags themselves, one forwards them
@@ -377,8 +377,8 @@ impl StagedMlp {
     /// Stages that are done, over all launches.
     #[must_use]
     pub fn done(&self) -> u32 {
-        // SAFETY: a word of mapped memory, aligned, that both sides use as an atomic only. Acquire pairs with the
-        // coordinator's st.release.sys: the stage's sums are here.
+        // SAFETY: a word of mapped memory, aligned, that both sides use as an atomic only. It orders nothing else: sums
+        // say themselves which stage they are of.
         let told =
             unsafe { AtomicU32::from_ptr(self.report.host().cast()) }.load(Ordering::Acquire);
         // The end of a launch tells of a silent last stage.
