@@ -7,7 +7,7 @@
 //!   that are [kept](ls_compute::ComputeBackend::keep) have a copy there; others are copied when a call brings them.
 //! - [`StagedMlp`] is one layer's FFN in stages (section 3.2.1): the host posts blocks as they arrive, the kernel tells which
 //!   stages are done, and nobody launches anything in between. The engine does not use it yet.
-//! - [`bench`] measures what that costs, beside device synchronisation, events and graphs.
+//! - [`mod@bench`] measures what that costs, beside device synchronisation, events and graphs.
 //!
 //! **Canonical order.** The backend's results do not depend on how weights are cut into calls nor on the other tokens of a
 //! pass. They do depend on the device: the FFN of one token has two sums on each multiprocessor. Stages add with atomics:

@@ -285,7 +285,7 @@ impl StagedMlp {
         let far = entries.iter().filter(|entry| entry.is_far()).count() as u32;
         if far == 0 || blocks < FAR_SHARE {
             self.make_room(count)?;
-            entries.iter().zip(self.announced_entries..).for_each(|(&e, n)| self.write(n, e));
+            self.write(entries.iter().copied());
             self.announced_entries += count;
             return Ok(count);
         }
@@ -298,17 +298,14 @@ impl StagedMlp {
         let end = start + rows * blocks;
         let places = end - self.announced_entries;
         self.make_room(places)?;
-        // Each place is written once: the device may be looking already.
         let mut far = entries.iter().filter(|entry| entry.is_far());
         let mut near = entries.iter().filter(|entry| !entry.is_far());
-        for n in self.announced_entries..end {
-            let entry = match n % blocks {
-                _ if n < start => None,
-                block if block < near_blocks => near.next(),
-                _ => far.next(),
-            };
-            self.write(n, *entry.unwrap_or(&Entry::NONE));
-        }
+        let padding = start - self.announced_entries;
+        let dealt = (0..rows * blocks).map(|place| {
+            let next = if place % blocks < near_blocks { near.next() } else { far.next() };
+            *next.unwrap_or(&Entry::NONE)
+        });
+        self.write((0..padding).map(|_| Entry::NONE).chain(dealt));
         self.announced_entries = end;
         Ok(places)
     }
@@ -323,17 +320,24 @@ impl StagedMlp {
         })
     }
 
-    /// Writes entry number n, where there is room.
-    fn write(&mut self, n: u32, entry: Entry) {
+    /// Writes the next entries, where there is room. Each place is written once: the device may be looking already.
+    fn write(&mut self, entries: impl Iterator<Item = Entry>) {
         let blocks = self.kernel.blocks();
-        let (block, row) = (n % blocks, n / blocks);
-        // A thread block's entries lie side by side, so that no two read the same line.
-        let at = block * LIST_RING + row % LIST_RING;
-        let lap = u64::from((row / LIST_RING + 1) % LAPS);
-        let word = entry.0 & !Entry::FAR | lap << LAP_SHIFT;
         let list = self.posted_list.host().cast::<u64>();
-        // SAFETY: within the list; the device reads whole words.
-        unsafe { list.add(at as usize).write_volatile(word) };
+        let n = self.announced_entries;
+        let (mut block, mut row) = (n % blocks, n / blocks);
+        for entry in entries {
+            // A thread block's entries lie side by side, so that no two read the same line.
+            let at = block * LIST_RING + row % LIST_RING;
+            let lap = u64::from((row / LIST_RING + 1) % LAPS);
+            let word = entry.0 & !Entry::FAR | lap << LAP_SHIFT;
+            // SAFETY: within the list; the device reads whole words.
+            unsafe { list.add(at as usize).write_volatile(word) };
+            block += 1;
+            if block == blocks {
+                (block, row) = (0, row + 1);
+            }
+        }
     }
 
     /// Says that the next `count` announced blocks, the next stage, are in memory.
