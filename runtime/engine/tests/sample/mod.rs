@@ -151,32 +151,19 @@ fn base_of(
 }
 
 /// Folds every weight it is given into a hash that does not depend on how weights are cut into parts, but on their
-/// values and their order. Its logits are the bits of that hash. Of bytes that it was told stay it has a copy, as a backend
-/// with memory of its own, and looks at that only.
+/// values and their order. Its logits are the bits of that hash.
 pub(crate) struct HashBackend {
     hash: u64,
-    /// Address and copy.
-    kept: Vec<(usize, Vec<u8>)>,
     logits: Vec<f32>,
     scores: Vec<f32>,
 }
 
 impl HashBackend {
     pub(crate) fn new() -> HashBackend {
-        HashBackend { hash: 0, kept: Vec::new(), logits: vec![0.0; 64], scores: Vec::new() }
-    }
-
-    /// The copy of bytes that are kept; themselves if they are not.
-    fn copy_of<'a>(&'a self, bytes: &'a [u8]) -> &'a [u8] {
-        let copy = |(start, copy): &'a (usize, Vec<u8>)| {
-            let at = bytes.as_ptr().addr().checked_sub(*start)?;
-            copy.get(at..at + bytes.len())
-        };
-        self.kept.iter().find_map(copy).unwrap_or(bytes)
+        HashBackend { hash: 0, logits: vec![0.0; 64], scores: Vec::new() }
     }
 
     fn fold(&mut self, tag: u64, bytes: &[u8]) {
-        let bytes = self.copy_of(bytes);
         let mut hash = self.hash ^ tag.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         for pair in bytes.chunks_exact(2) {
             let half = u64::from(u16::from_le_bytes([pair[0], pair[1]]));
@@ -194,11 +181,6 @@ impl HashBackend {
 }
 
 impl ComputeBackend for HashBackend {
-    fn keep(&mut self, bytes: &[u8]) -> bool {
-        self.kept.push((bytes.as_ptr().addr(), bytes.to_vec()));
-        true
-    }
-
     fn begin(&mut self, pass: Pass<'_>) {
         self.hash ^= u64::from(pass.first_position) << 20 | u64::from(pass.tokens);
     }
