@@ -5,7 +5,7 @@
 //! 1. *Select* (3.2.2): the blocks that run, best first. With a base they are chosen from the true FFN input, which the
 //!    base sees all neurons of; without one they are what was predicted while layer n - 1 worked, frozen when its last
 //!    stage ended.
-//! 2. *Ask*: blocks that are not in memory are read in the order of their priority ([`Flow`]). Meanwhile the base's
+//! 2. *Ask*: blocks that are not in memory are read in the order of their priority (`flow`). Meanwhile the base's
 //!    copies of all other neurons stand in for them.
 //! 3. *Compute* in K stages: blocks run as they arrive, each stage a K-th of them (Eq. 1). The sum does not care about
 //!    the order.

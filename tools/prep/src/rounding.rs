@@ -11,7 +11,7 @@
 //!
 //! so o and down also make up for the errors that the residuals have gathered, and a token counts by the share of its
 //! residual that is wrong, as the next norm divides by its size. That is least squares for a matrix of real numbers
-//! ([`moments`]), from which error feedback ([`crate::gptq`]) and then a few sweeps of coordinate descent
+//! (`moments`), from which error feedback ([`crate::gptq`]) and then a few sweeps of coordinate descent
 //! ([`crate::descent`]) find one on the grid. Scales are fitted as the feedback goes, and anew in each sweep. Down's
 //! groups lie in a neuron's column; its errors are handed from neuron to neuron.
 //!
