@@ -32,6 +32,8 @@ enum Inner {
     MissingTable(TableKind),
     #[error("the {kind} table of layer {layer}: {problem}")]
     BadTable { layer: LayerId, kind: TableKind, problem: String },
+    #[error("nobody says which neurons run: choose a --predictor or a --refiner, or --sparsity 0%")]
+    NobodyChooses,
     #[error("a system that knows the future needs a recording of it")]
     NoRecording,
     #[error("the bundle's tokenizer cannot be used: {0}")]
@@ -86,6 +88,10 @@ impl EngineError {
         Inner::BadTable { layer, kind, problem: problem.to_string() }.into()
     }
 
+    pub(crate) fn nobody_chooses() -> EngineError {
+        Inner::NobodyChooses.into()
+    }
+
     pub(crate) fn no_recording() -> EngineError {
         Inner::NoRecording.into()
     }
@@ -104,6 +110,7 @@ impl EngineError {
             Inner::ContextFull { .. }
             | Inner::EmptyPrompt
             | Inner::MissingTable(_)
+            | Inner::NobodyChooses
             | Inner::NoRecording => EngineErrorKind::Request,
             Inner::Bundle(_) | Inner::Tokenizer(_) | Inner::BadTable { .. } => {
                 EngineErrorKind::Corrupt

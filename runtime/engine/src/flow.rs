@@ -14,6 +14,7 @@ use crate::memory::{MIN_SLOTS, MemoryPlan};
 use crate::stats::{LayerStats, Stats};
 use crate::stream::Stream;
 use crate::system::{Admit, Columns, Share};
+use ls_bundle::extent::Extent;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
 use ls_cache::{Admission, Blocks, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
@@ -307,12 +308,7 @@ impl Flow {
     }
 
     /// Starts a read into a reserved slot; false if the disk takes no more.
-    fn start(
-        &mut self,
-        loading: Loading,
-        extent: ls_bundle::extent::Extent,
-        stream: &mut Stream,
-    ) -> bool {
+    fn start(&mut self, loading: Loading, extent: Extent, stream: &mut Stream) -> bool {
         let slot = loading.slot().0 as usize;
         let memory = self.memory[slot].take().expect("a free slot has its memory");
         match stream.submit_block(extent, slot as u32, memory) {

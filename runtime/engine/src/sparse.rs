@@ -59,8 +59,8 @@ pub(crate) struct SparseFfn {
     /// Whether blocks are read ahead for the present token.
     reads_ahead: bool,
     selection: Selection,
-    /// The selecting keys of the layer's blocks.
-    keys: Vec<i32>,
+    /// The keys of the layer's blocks that the base gives.
+    rated: Vec<i32>,
     /// The keys that were predicted last, and for which layer.
     predicted: Vec<i32>,
     predicted_for: Option<LayerId>,
@@ -100,7 +100,7 @@ impl SparseFfn {
             reads_ahead: false,
             predictor,
             selection: Selection::with_capacity(ls_hash::Kernels::detect(), blocks),
-            keys: vec![0; blocks],
+            rated: vec![0; blocks],
             predicted: vec![0; blocks],
             predicted_for: None,
             feature: vec![0.0; hidden],
@@ -184,17 +184,20 @@ impl SparseFfn {
         if count >= blocks {
             self.order.extend(0..blocks as u32);
         } else {
-            match self.columns.refiner {
-                Refiner::Base => self.rate(visit),
+            let keys = match self.columns.refiner {
+                Refiner::Base => {
+                    self.rate(visit);
+                    &self.rated
+                }
                 Refiner::None => {
                     if self.predicted_for != Some(layer) {
                         // Nothing lies before the first layer: its own input is asked.
                         self.predict(visit, layer);
                     }
-                    self.keys[..blocks].copy_from_slice(&self.predicted[..blocks]);
+                    &self.predicted
                 }
-            }
-            self.order.extend_from_slice(self.selection.best(&self.keys[..blocks], count));
+            };
+            self.order.extend_from_slice(self.selection.best(&keys[..blocks], count));
             if self.columns.load_order == LoadOrder::Address {
                 self.order.sort_unstable();
             }
@@ -222,7 +225,7 @@ impl SparseFfn {
         let of_block = visit.backend.scores().chunks(ffn.block_neurons as usize);
         // Squares count twice the octaves.
         let favour = (2.0 * self.columns.cache_bias).exp2();
-        for ((block, key), scores) in (0..).zip(&mut self.keys).zip(of_block) {
+        for ((block, key), scores) in (0..).zip(&mut self.rated).zip(of_block) {
             let squares = scores.iter().map(|score| score * score).sum::<f32>();
             let favoured = favour > 1.0 && self.flow.holds(layer, block);
             *key = float_key(if favoured { squares * favour } else { squares });

@@ -11,7 +11,7 @@ use ls_bundle::tables::TableKind;
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
 use ls_engine::sparse;
-use ls_engine::system::{Columns, Eviction, Prefetch, System};
+use ls_engine::system::{Columns, Eviction, PredictorKind, Prefetch, System};
 use ls_engine::{
     Engine, EngineError, EngineErrorKind, EngineOptions, Recording, SparseOptions, Verify,
 };
@@ -396,4 +396,17 @@ fn a_text_that_ends_before_its_time_is_no_hindrance_to_the_next() {
         said.push(logits);
     }
     assert!(said[0] == said[1] && said[1] == said[2]);
+}
+
+#[test]
+fn somebody_has_to_choose_unless_all_runs() {
+    let sample = Sample::new(1);
+    let columns = |share| Columns {
+        predictor: PredictorKind::None,
+        ..Columns::of(System::LeanStream, share).unwrap()
+    };
+    let error = sparse::needs(&sample.bundle, &columns(0.5), None).unwrap_err();
+    assert_eq!(error.kind(), EngineErrorKind::Request);
+    assert!(error.to_string().contains("--predictor"), "{error}");
+    assert!(sparse::needs(&sample.bundle, &columns(1.0), None).is_ok());
 }

@@ -109,12 +109,18 @@ fn tables_of(columns: &Columns) -> Vec<TableKind> {
 /// What sparse decode of a bundle needs in memory besides slots.
 ///
 /// # Errors
-/// If the bundle lacks a table that it needs.
+/// If the bundle lacks a table that it needs, or nobody chooses what runs.
 pub fn needs(
     bundle: &Bundle,
     columns: &Columns,
     recording: Option<&Recording>,
 ) -> Result<SparseNeeds, EngineError> {
+    if !columns.runs_all()
+        && columns.predictor == PredictorKind::None
+        && columns.refiner == Refiner::None
+    {
+        return Err(EngineError::nobody_chooses());
+    }
     let config = bundle.model();
     let ffn: Vec<FfnExtent> = bundle.weights().layers.iter().map(|layer| layer.ffn).collect();
     let blocks: u64 = ffn.iter().map(|ffn| u64::from(ffn.blocks())).sum();
