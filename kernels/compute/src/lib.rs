@@ -36,6 +36,8 @@ pub mod conformance;
 mod dequantize;
 pub mod reference;
 mod rope;
+mod shape;
 
 pub use dequantize::{dequantize_row, row_norm};
 pub use rope::{rope_frequencies, rope_turn};
+pub use shape::Shape;

@@ -6,10 +6,9 @@
 
 use crate::backend::{CpuBackend, ITEM_TOKENS};
 use crate::buffer::{Buffer, SharedMut, buffer_bytes};
-use crate::memory::Shape;
 use crate::simd::{Ops, PANEL, RowOps, Tile};
 use ls_bundle::ids::LayerId;
-use ls_compute::KvDType;
+use ls_compute::{KvDType, Shape};
 use ls_sync::{AllocateError, Slot};
 use std::ops::Range;
 

@@ -3,14 +3,14 @@
 use crate::attention::Cache;
 use crate::buffer::SharedMut;
 use crate::error::{CpuError, Kind};
-use crate::memory::{Buffers, Limits, Plan, Shape};
+use crate::memory::{Buffers, Limits, Plan};
 use crate::simd::{Kernels, Ops};
 use crate::worker::Pool;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::{ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
     BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
-    Projection, ProjectionPart, is_chosen, rope_frequencies, rope_turn,
+    Projection, ProjectionPart, Shape, is_chosen, rope_frequencies, rope_turn,
 };
 
 /// Tokens of an item of the regions that treat tokens by themselves: norms, rotation.

@@ -9,49 +9,11 @@ use crate::score::{SCORE_ROWS, SCORE_TOKENS, SCORE_WAVE};
 use crate::simd::{PANEL, QuantBlock, block_count};
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::ModelConfig;
-use ls_compute::KvDType;
+use ls_compute::{KvDType, Shape};
 use ls_sync::{AllocateError, Slot};
 
 /// Accumulators of decode's FFN.
 pub(crate) const LANES: usize = 16;
-
-/// A model's sizes as indices.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub(crate) vocab: usize,
-    pub(crate) hidden: usize,
-    pub(crate) ffn: usize,
-    pub(crate) layers: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) query_width: usize,
-    pub(crate) kv_width: usize,
-    /// Positions that a token sees, itself included.
-    pub(crate) window: usize,
-}
-
-impl Shape {
-    pub(crate) fn of(config: &ModelConfig) -> Shape {
-        Shape {
-            vocab: config.vocab_size as usize,
-            hidden: config.hidden as usize,
-            ffn: config.ffn_hidden as usize,
-            layers: usize::from(config.layers),
-            heads: config.heads as usize,
-            kv_heads: config.kv_heads as usize,
-            head_dim: config.head_dim as usize,
-            query_width: config.query_width() as usize,
-            kv_width: config.kv_width() as usize,
-            window: config.sliding_window.map_or(usize::MAX, |window| window as usize),
-        }
-    }
-
-    /// Query heads that share a key head.
-    pub(crate) fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-}
 
 /// What a backend is made for.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
 //! Attention: which kernel runs on how many thread blocks.
 
 use crate::backend::CudaBackend;
-use crate::buffers::{KEY_CHUNK, Shape};
+use crate::buffers::KEY_CHUNK;
 use crate::device::{Grid, args};
 use ls_bundle::ids::LayerId;
-use ls_compute::KvDType;
+use ls_compute::{KvDType, Shape};
 
 /// Keys of a step; `KEYS` of `cu/attention.cu`.
 const KEYS: usize = 32;
@@ -73,7 +73,8 @@ impl CudaBackend {
     /// Attention of all tokens of the pass; results replace the queries. One token's positions are cut into chunks.
     pub(crate) fn attend_all(&mut self, layer: LayerId) {
         let (heads, head_dim) = (self.shape.heads as u32, self.shape.head_dim as u32);
-        let (first, window) = (self.pass.first_position, self.shape.window);
+        let first = self.pass.first_position;
+        let window = u32::try_from(self.shape.window).unwrap_or(u32::MAX);
         let chunks = if self.pass.decode {
             let first_seen = (first + 1).saturating_sub(window);
             first / KEY_CHUNK as u32 - first_seen / KEY_CHUNK as u32 + 1

@@ -3,7 +3,7 @@
 //! Calls return when their work is queued: results are waited for where they are read, and by the next pass.
 
 use crate::CudaError;
-use crate::buffers::{Buffers, DeviceVectors, Plan, Shape};
+use crate::buffers::{Buffers, DeviceVectors, Plan};
 use crate::device::{Device, Function, Grid, args};
 use crate::error::Kind;
 use crate::launch::{Loads, MlpKernel, dtype_name};
@@ -12,7 +12,7 @@ use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::{DType, ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
     BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
-    Projection, ProjectionPart, is_chosen, rope_frequencies, rope_turn,
+    Projection, ProjectionPart, Shape, is_chosen, rope_frequencies, rope_turn,
 };
 
 /// What a backend is made for.

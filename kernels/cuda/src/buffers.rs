@@ -6,6 +6,7 @@ use crate::error::Kind;
 use crate::weights::STAGING_BYTES;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{LayerVectors, ModelConfig, Vectors};
+use ls_compute::Shape;
 
 /// Neurons whose activations prefill holds.
 pub(crate) const ACTIVATION_NEURONS: usize = 2048;
@@ -17,44 +18,6 @@ pub(crate) const KEY_CHUNK: usize = 64;
 pub(crate) const STAND_LANES: usize = 64;
 /// Most sums of the FFN: two groups on each of so many multiprocessors.
 const MOST_LANES: usize = 2 * 160;
-
-/// Sizes as indices.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub(crate) vocab: usize,
-    pub(crate) hidden: usize,
-    pub(crate) ffn: usize,
-    pub(crate) layers: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) query_width: usize,
-    pub(crate) kv_width: usize,
-    /// Positions that a token sees, itself included.
-    pub(crate) window: u32,
-}
-
-impl Shape {
-    pub(crate) fn of(config: &ModelConfig) -> Shape {
-        Shape {
-            vocab: config.vocab_size as usize,
-            hidden: config.hidden as usize,
-            ffn: config.ffn_hidden as usize,
-            layers: usize::from(config.layers),
-            heads: config.heads as usize,
-            kv_heads: config.kv_heads as usize,
-            head_dim: config.head_dim as usize,
-            query_width: config.query_width() as usize,
-            kv_width: config.kv_width() as usize,
-            window: config.sliding_window.unwrap_or(u32::MAX),
-        }
-    }
-
-    /// Query heads that share a key head.
-    pub(crate) fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-}
 
 /// Bytes of each buffer.
 #[derive(Clone, Copy, Debug)]
