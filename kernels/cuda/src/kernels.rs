@@ -7,6 +7,7 @@
 
 use crate::error::Kind;
 use crate::nvrtc::Nvrtc;
+use ls_bundle::files;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -78,7 +79,8 @@ fn cached(
 ) -> Result<Vec<u8>, Kind> {
     let mut key = format!("{text}\0sm_{arch}\0{:?}\0{driver}", nvrtc.version());
     HEADERS.iter().for_each(|(_, header)| key.push_str(header));
-    let file = cache_folder().map(|f| f.join(format!("{name}-{:032x}", xxh3_128(key.as_bytes()))));
+    let folder = files::cache_folder().map(|folder| folder.join("cuda"));
+    let file = folder.map(|f| f.join(format!("{name}-{:032x}", xxh3_128(key.as_bytes()))));
     if let Some(code) = file.as_deref().and_then(read) {
         return Ok(code);
     }
@@ -87,14 +89,6 @@ fn cached(
         write(&file, &code);
     }
     Ok(code)
-}
-
-fn cache_folder() -> Option<PathBuf> {
-    let folder = match std::env::var_os("XDG_CACHE_HOME") {
-        Some(folder) if !folder.is_empty() => PathBuf::from(folder),
-        _ => std::env::home_dir()?.join(".cache"),
-    };
-    Some(folder.join("leanstream/cuda"))
 }
 
 /// Machine code with its hash behind it; None if it is not there or damaged.
@@ -107,15 +101,7 @@ fn read(file: &Path) -> Option<Vec<u8>> {
 
 /// A cache that cannot be written costs time, no more.
 fn write(file: &Path, code: &[u8]) {
-    let folder = file.parent().expect("a file of the cache has a folder");
-    let temporary = file.with_extension(std::process::id().to_string());
-    let bytes = [code, &xxh3_64(code).to_le_bytes()].concat();
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&temporary, bytes))
-        .and_then(|()| std::fs::rename(&temporary, file));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
+    files::cache(file, &[code, &xxh3_64(code).to_le_bytes()].concat());
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub mod checksum;
 mod codec;
 mod error;
 pub mod extent;
+pub mod files;
 mod header;
 pub mod identity;
 pub mod ids;

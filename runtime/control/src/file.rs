@@ -3,8 +3,9 @@
 use crate::error::{ControlError, ErrorClass};
 use crate::lut::Lut;
 use crate::profile::DeviceProfile;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use ls_bundle::files;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 /// Both are far below.
@@ -24,7 +25,7 @@ impl Lut {
     /// # Errors
     /// If the system refuses.
     pub fn save(&self, path: &Path) -> Result<(), ControlError> {
-        replace(path, &self.to_bytes()).map_err(|source| ControlError::io(path, source))
+        files::replace(path, &self.to_bytes()).map_err(|source| ControlError::io(path, source))
     }
 }
 
@@ -43,7 +44,7 @@ impl DeviceProfile {
     /// # Errors
     /// If the system refuses.
     pub fn save(&self, path: &Path) -> Result<(), ControlError> {
-        replace(path, &self.to_bytes()).map_err(|source| ControlError::io(path, source))
+        files::replace(path, &self.to_bytes()).map_err(|source| ControlError::io(path, source))
     }
 }
 
@@ -62,18 +63,4 @@ fn open<T>(
         return Err(error.in_file(path));
     }
     read(&bytes).map_err(|error| error.in_file(path))
-}
-
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // Nothing half-written may stay behind.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
 }

@@ -1,6 +1,7 @@
 //! How this disk likes to be asked: request size and reads in flight at its knee, measured once a device and kept in
 //! the user's cache folder (`$XDG_CACHE_HOME/leanstream/disks.json`, else below `~/.cache`).
 
+use ls_bundle::files;
 use ls_io::IoError;
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::MetadataExt;
@@ -75,11 +76,7 @@ fn knee(tried: &[(Shape, f64)]) -> Shape {
 }
 
 fn cache_file() -> Option<PathBuf> {
-    let folder = match std::env::var_os("XDG_CACHE_HOME") {
-        Some(folder) if !folder.is_empty() => PathBuf::from(folder),
-        _ => PathBuf::from(std::env::var_os("HOME")?).join(".cache"),
-    };
-    Some(folder.join("leanstream/disks.json"))
+    Some(files::cache_folder()?.join("disks.json"))
 }
 
 /// The device's number: the same until it is replaced or the machine's disks are numbered anew.
@@ -108,15 +105,7 @@ fn read(file: &Path) -> Map<String, Value> {
 
 /// A cache that cannot be written is no failure: the next start measures again.
 fn write(file: &Path, known: Map<String, Value>) {
-    let Some(folder) = file.parent() else { return };
-    let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&temporary, Value::Object(known).to_string()))
-        .and_then(|()| std::fs::rename(&temporary, file));
-    if written.is_err() {
-        // Nothing half-written may stay behind.
-        let _ = std::fs::remove_file(&temporary);
-    }
+    files::cache(file, Value::Object(known).to_string().as_bytes());
 }
 
 #[cfg(test)]
