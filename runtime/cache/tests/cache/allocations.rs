@@ -1,34 +1,9 @@
 //! A visit allocates nothing.
 
+use crate::counting::allocations;
 use crate::{POLICIES, policy};
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_cache::{AccessTrace, Admission, Blocks, Request, Sharing, WeightCache};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-struct Counting;
-
-thread_local! {
-    /// By thread: tests run beside each other.
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn visits_allocate_nothing() {
@@ -46,7 +21,7 @@ fn visits_allocate_nothing() {
         let policy = policy(name, &trace, 5);
         let mut cache = WeightCache::new(blocks.clone(), 100, sharing, Admission::Compete, policy);
         let mut pinned = Vec::with_capacity(50);
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         for step in 0..600 {
             let (token, layer) = (step / 3, LayerId(step as u16 % 3));
             cache.begin(layer);
@@ -65,7 +40,7 @@ fn visits_allocate_nothing() {
                 recorded.push(trace.set(token, layer));
             }
         }
-        assert_eq!(ALLOCATIONS.get(), before, "{name}");
+        assert_eq!(allocations(), before, "{name}");
     }
     assert_eq!(recorded, trace);
 }

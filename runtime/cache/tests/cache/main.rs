@@ -3,6 +3,8 @@
 mod allocations;
 mod cache;
 mod conformance;
+#[path = "../../../engine/tests/counting/mod.rs"]
+mod counting;
 mod plain;
 mod trace;
 mod wire;

@@ -1,36 +1,11 @@
 //! Planning allocates nothing.
 
+use crate::counting::allocations;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_control::explore::{Explorer, candidates};
 use ls_control::{
     Controller, CoordinationPlan, Fixed, Hindsight, Lut, Quantizer, Segments, Target,
 };
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-struct Counting;
-
-thread_local! {
-    /// By thread: tests run beside each other.
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn no_controller_allocates() {
@@ -44,7 +19,7 @@ fn no_controller_allocates() {
         Box::new(Hindsight::new(vec![quantizer; 3], vec![plans; 7])),
         Box::new(Explorer::new(candidates(), vec![1000; 3])),
     ];
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     let mut segments = 0;
     for controller in &controllers {
         for load in 0..200 {
@@ -53,6 +28,6 @@ fn no_controller_allocates() {
                 Segments::new(plan.compute, 64).count() + Segments::new(plan.io, load).count();
         }
     }
-    assert_eq!(ALLOCATIONS.get(), before);
+    assert_eq!(allocations(), before);
     assert!(segments > 0);
 }

@@ -2,6 +2,8 @@
 
 mod allocations;
 mod bellman;
+#[path = "../../../engine/tests/counting/mod.rs"]
+mod counting;
 mod files;
 mod policies;
 mod profiles;

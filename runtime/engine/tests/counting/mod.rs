@@ -1,4 +1,4 @@
-//! An allocator that counts, for tests that nothing is allocated.
+//! An allocator that counts, for tests that nothing is allocated: of this crate, and of others that name its path.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

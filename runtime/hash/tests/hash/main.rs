@@ -2,5 +2,7 @@
 
 mod allocations;
 mod corrupt;
+#[path = "../../../engine/tests/counting/mod.rs"]
+mod counting;
 mod plain;
 mod stack;
