@@ -89,6 +89,12 @@ impl Kernels {
         Kernels(&scalar::OPS)
     }
 
+    /// In how many bits each of `rows` differs from `code`; a row is as long as the code.
+    pub fn distances(self, rows: &[u64], code: &[u64], out: &mut [u32]) {
+        assert_eq!(rows.len(), code.len() * out.len(), "a distance a row");
+        (self.0.distances)(rows, code, out);
+    }
+
     /// Name of the instruction set.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -6,6 +6,7 @@
 
 use crate::error::Result;
 use crate::stages::activations::Activations;
+use ls_hash::Kernels;
 
 /// The tokens of each neuron of a layer.
 #[derive(Debug)]
@@ -88,6 +89,11 @@ impl Coactivity {
         self.bits.len() / self.words.max(1)
     }
 
+    /// The tokens of all neurons, one after another.
+    pub(crate) fn rows(&self) -> &[u64] {
+        &self.bits
+    }
+
     /// The tokens of a neuron.
     pub(crate) fn row(&self, neuron: usize) -> &[u64] {
         &self.bits[neuron * self.words..][..self.words]
@@ -108,6 +114,15 @@ impl Coactivity {
             read += neurons.len() as u64 * u64::from(count(&tokens));
         }
         read as f64 / active.max(1) as f64 - 1.0
+    }
+}
+
+/// For each of `rows`, which have `counts` tokens, in how many tokens it is active together with `row`.
+pub(crate) fn together_with_each(rows: &[u64], counts: &[u32], row: &[u64], out: &mut [u32]) {
+    Kernels::detect().distances(rows, row, out);
+    let own = count(row);
+    for (out, count) in out.iter_mut().zip(counts) {
+        *out = (own + count - *out) / 2;
     }
 }
 
@@ -147,5 +162,11 @@ mod tests {
         (0..65).for_each(|_| found.push(&[7, 9, 7], 2));
         assert_eq!((0..3).map(|n| count(found.row(n))).collect::<Vec<_>>(), [65, 65, 0]);
         assert_eq!(together(found.row(0), found.row(1)), 65);
+        let (counts, mut with_each) = ([65, 65, 0], [0; 3]);
+        for neuron in 0..3 {
+            together_with_each(found.rows(), &counts, found.row(neuron), &mut with_each);
+            let one_by_one = [0, 1, 2].map(|other| together(found.row(neuron), found.row(other)));
+            assert_eq!(with_each, one_by_one);
+        }
     }
 }

@@ -13,7 +13,7 @@
 
 use super::{Fit, Params, Vectors};
 use crate::error::{PrepError, Result};
-use crate::stages::coactivity::{Coactivity, together};
+use crate::stages::coactivity::{Coactivity, count, together_with_each};
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use rand::{Rng, SeedableRng};
@@ -39,16 +39,15 @@ impl Counts {
     fn of(taught: &Coactivity) -> Counts {
         let neurons = taught.neurons();
         let mut pairs = vec![0f32; neurons * neurons];
-        pairs.par_chunks_exact_mut(neurons).enumerate().for_each(|(a, row)| {
-            for (b, pair) in row.iter_mut().enumerate().skip(a + 1) {
-                *pair = together(taught.row(a), taught.row(b)) as f32;
-            }
-        });
-        for a in 1..neurons {
-            for b in 0..a {
-                pairs[a * neurons + b] = pairs[b * neurons + a];
-            }
-        }
+        let counts: Vec<u32> = (0..neurons).map(|neuron| count(taught.row(neuron))).collect();
+        pairs.par_chunks_exact_mut(neurons).enumerate().for_each_init(
+            || vec![0; neurons],
+            |together, (a, row)| {
+                together_with_each(taught.rows(), &counts, taught.row(a), together);
+                together[a] = 0;
+                row.iter_mut().zip(together).for_each(|(pair, &mut count)| *pair = count as f32);
+            },
+        );
         let sum = |row: &[f32]| row.iter().map(|&pair| f64::from(pair)).sum::<f64>();
         let sums: Vec<f64> = pairs.par_chunks_exact(neurons).map(sum).collect();
         let total = sums.iter().sum::<f64>().max(1.0);

@@ -6,7 +6,7 @@
 //! both act, which is always most for those that act most, but how much of that a partner of its own kind would not
 //! have given them anyhow: see [`Units::partners`].
 
-use crate::stages::coactivity::{Coactivity, count, together};
+use crate::stages::coactivity::{Coactivity, count, together, together_with_each};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -100,14 +100,17 @@ impl Units {
     fn partners(&self) -> Vec<Vec<Partner>> {
         let tokens = self.tokens as i64;
         let own = |unit: &Unit| i64::from(unit.count) * i64::from(unit.count);
-        let of = |id: usize| {
+        let bits: Vec<u64> = self.all.iter().flat_map(|unit| &unit.bits).copied().collect();
+        let counts: Vec<u32> = self.all.iter().map(|unit| unit.count).collect();
+        let of = |together: &mut Vec<u32>, id: usize| {
             let unit = &self.all[id];
-            let gain = |other: &Unit| {
-                2 * tokens * i64::from(together(&unit.bits, &other.bits)) - own(unit) - own(other)
+            together_with_each(&bits, &counts, &unit.bits, together);
+            let gain = |other: usize| {
+                2 * tokens * i64::from(together[other]) - own(unit) - own(&self.all[other])
             };
             let others = (0..self.all.len()).filter(|&other| other != id);
             let mut partners: Vec<Partner> =
-                others.map(|id| Partner { gain: gain(&self.all[id]), id }).collect();
+                others.map(|id| Partner { gain: gain(id), id }).collect();
             let best = |partner: &Partner| (std::cmp::Reverse(partner.gain), partner.id);
             if partners.len() > PARTNERS {
                 partners.select_nth_unstable_by_key(PARTNERS, best);
@@ -116,7 +119,8 @@ impl Units {
             partners.sort_unstable_by_key(best);
             partners
         };
-        (0..self.all.len()).into_par_iter().map(of).collect()
+        let ids = (0..self.all.len()).into_par_iter();
+        ids.map_init(|| vec![0; self.all.len()], of).collect()
     }
 
     /// Blocks of `size` units, grown from the best pairs by what adds least; then of what is left, by frequency. The
