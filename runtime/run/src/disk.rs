@@ -14,6 +14,10 @@ const DEPTHS: [u32; 3] = [4, 8, 16];
 const MAX_IN_FLIGHT_BYTES: u64 = 16 << 20;
 /// Each shape is tried this often, in turns, and its best try counts: others can only slow a disk down.
 const ROUNDS: u32 = 3;
+/// Most reads in flight.
+pub(crate) const MAX_DEPTH: u32 = 32;
+/// This part of a budget hardly counts.
+const LITTLE: u64 = 64;
 /// Time of one try.
 const TRY_MS: u64 = 30;
 /// The smallest buffers with this share of the best throughput are enough.
@@ -29,6 +33,14 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// The same with as many buffers as hardly count in `budget_bytes`: the disk goes on while resident weights are
+    /// computed with, which takes longer the more of them there are.
+    pub(crate) fn deepened(self, budget_bytes: u64) -> Shape {
+        let hardly = budget_bytes / LITTLE / self.request_bytes;
+        let most = u32::try_from(hardly).unwrap_or(MAX_DEPTH).min(MAX_DEPTH);
+        Shape { depth: self.depth.max(most), ..self }
+    }
+
     fn in_flight_bytes(self) -> u64 {
         self.request_bytes * u64::from(self.depth)
     }
@@ -123,6 +135,12 @@ mod tests {
         ];
         assert_eq!(knee(&tried), shape(512 << 10, 8));
         assert_eq!(knee(&[]), DEFAULT);
+    }
+
+    #[test]
+    fn buffers_grow_with_the_budget_but_not_beyond_what_hardly_counts() {
+        let depth_at = |mib: u64| DEFAULT.deepened(mib << 20).depth;
+        assert_eq!([96, 512, 640, 1024, 1600, 4096].map(depth_at), [8, 8, 10, 16, 25, 32]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use ls_io::{BlockStore, Prefer, StoreOptions};
 use std::sync::Arc;
 
 /// Most streaming reads in flight.
-const MAX_DEPTH: u32 = 16;
+const MAX_DEPTH: u32 = disk::MAX_DEPTH;
 /// Most reads of single blocks in flight.
 const MAX_BLOCK_READS: u32 = 48;
 /// Code that is not touched yet when the plan is made, allocator slack, the runtime's own small buffers.
@@ -161,7 +161,7 @@ impl Session {
         if plan.depth > 0 {
             // Before weights are loaded there is room to measure in.
             let room = plan.budget.saturating_sub(request.fixed);
-            let shape = disk::shape(self.bundle.path(), room.0);
+            let shape = disk::shape(self.bundle.path(), room.0).deepened(plan.budget.0);
             (request.request_bytes, request.depth) = (shape.request_bytes, shape.depth);
             plan = MemoryPlan::fit(&request, config, map, &backend_bytes)
                 .map_err(EngineError::from)?;
