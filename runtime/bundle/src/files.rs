@@ -1,7 +1,7 @@
 //! Small files beside bundles: what was measured or made once and is kept.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes a file; one with its name is replaced when all is on the disk. After an error nothing half-written stays behind.
@@ -9,11 +9,26 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If the system refuses.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_with(path, &mut |out| out.write_all(bytes))
+}
+
+/// The same with what `write` writes.
+///
+/// # Errors
+/// If the system or `write` refuses.
+pub fn replace_with(
+    path: &Path,
+    write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
     let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|file| {
+            let mut out = BufWriter::new(file);
+            write(&mut out)?;
+            out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+        })
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // Nothing can be done about a failure here.

@@ -13,6 +13,7 @@ use crate::sparse::{self, SparseFfn, Visit};
 use crate::stats::{LayerStats, Stats};
 use crate::stream::Stream;
 use crate::system::Columns;
+use crate::timeline::{Span, Timeline};
 use ls_bundle::Bundle;
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::LayerId;
@@ -54,7 +55,7 @@ pub struct EngineOptions {
 pub struct SparseOptions {
     /// Who decides what.
     pub columns: Columns,
-    /// What tokens will want, for choices that know the future.
+    /// What a dense run of the same tokens wanted: for choices that know the future, and to hold all others against.
     pub recording: Option<Arc<Recording>>,
 }
 
@@ -85,6 +86,7 @@ pub struct Engine {
     position: u32,
     stats: Stats,
     recorder: Option<Recorder>,
+    timeline: Timeline,
 }
 
 impl std::fmt::Debug for Engine {
@@ -130,11 +132,11 @@ impl Engine {
             None => None,
             Some((SparseOptions { columns, recording }, program)) => {
                 checker.expect_blocks();
-                let (recording, stream) = (recording.as_ref(), &mut stream);
+                let (truth, stream) = (recording.as_ref(), &mut stream);
                 let policies =
-                    sparse::load(bundle, plan, &columns, recording, stream, &checker, progress)?;
+                    sparse::load(bundle, plan, &columns, truth, stream, &checker, progress)?;
                 policies.base.iter().for_each(|base| base.keep(backend.as_mut()));
-                Some((program, SparseFfn::open(&map, plan, columns, policies)?))
+                Some((program, SparseFfn::open(&map, plan, columns, policies, recording)?))
             }
         };
         let mut loaded = loaded.into_iter();
@@ -164,6 +166,7 @@ impl Engine {
             position: 0,
             stats,
             recorder: None,
+            timeline: Timeline::off(),
         })
     }
 
@@ -230,6 +233,11 @@ impl Engine {
         self.recorder.take().map(Recorder::finish)
     }
 
+    /// Keeps a timeline of all that comes, and returns the one that was kept so far.
+    pub fn trace(&mut self, timeline: Timeline) -> Timeline {
+        std::mem::replace(&mut self.timeline, timeline)
+    }
+
     /// The program, for plans and reports.
     #[must_use]
     pub fn program(&self) -> &Program {
@@ -245,6 +253,22 @@ impl Engine {
     /// Takes `tokens` into the KV cache, in passes over the streamed weights of up to `pass_tokens` tokens each.
     /// The logits of the last one follow. `passes_after` more passes may be read ahead for.
     pub fn prefill(&mut self, tokens: &[u32], passes_after: u64) -> Result<&[f32], EngineError> {
+        self.take(tokens, Outputs::LastLogits, passes_after)?;
+        Ok(self.backend.logits())
+    }
+
+    /// As [`Engine::prefill`] for the beginning of a prompt whose rest is still to come: there are no logits.
+    pub fn prefill_part(&mut self, tokens: &[u32], passes_after: u64) -> Result<(), EngineError> {
+        self.take(tokens, Outputs::None, passes_after)
+    }
+
+    /// `outputs` are the last pass's.
+    fn take(
+        &mut self,
+        tokens: &[u32],
+        outputs: Outputs<'_>,
+        passes_after: u64,
+    ) -> Result<(), EngineError> {
         self.check_room(tokens.len())?;
         let started = Instant::now();
         let passes = tokens.len().div_ceil(self.pass_tokens as usize);
@@ -253,14 +277,14 @@ impl Engine {
         self.stream.switch(DENSE_WALK);
         self.stream.expect_passes(passes as u64 + passes_after);
         for (index, pass) in tokens.chunks(self.pass_tokens as usize).enumerate() {
-            let outputs = if index + 1 == passes { Outputs::LastLogits } else { Outputs::None };
+            let outputs = if index + 1 == passes { outputs } else { Outputs::None };
             self.pass(pass, outputs, false)?;
         }
         self.stats.prefill_tokens += tokens.len() as u64;
         self.stats.prefill_passes += passes as u64;
         self.stats.prefill += started.elapsed();
         self.stats.bytes_after_prefill = self.bytes_read();
-        Ok(self.backend.logits())
+        Ok(())
     }
 
     /// One token; its logits follow. `passes_after` more passes may be read ahead for.
@@ -333,9 +357,9 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let walked = self.walk_once(tokens, outputs, decode);
         if walked.is_err() {
-            let Engine { sparse, stream, checker, stats, .. } = self;
+            let Engine { sparse, stream, checker, stats, timeline, .. } = self;
             if let Some((_, ffn)) = sparse {
-                ffn.give_up(&mut Disk { stream, checker, stats });
+                ffn.give_up(&mut Disk { stream, checker, stats, timeline });
             }
             self.stream.abort();
         }
@@ -349,6 +373,7 @@ impl Engine {
         decode: bool,
     ) -> Result<(), EngineError> {
         let count = u32::try_from(tokens.len()).expect("a pass is at most a context long");
+        let since = self.timeline.begin();
         let pass = Pass { first_position: self.position, tokens: count, outputs, decode };
         self.backend.begin(pass);
         self.stream.pump()?;
@@ -368,18 +393,23 @@ impl Engine {
                 self.skip(step)?;
                 continue;
             }
+            let since = self.timeline.begin();
             self.step(step, sparse)?;
+            if let Some((span, layer)) = span_of(step) {
+                self.timeline.end(since, span, layer, 0);
+            }
         }
         self.recorder.iter_mut().for_each(Recorder::token);
         self.position += count;
+        self.timeline.end(since, Span::Pass, None, tokens.len());
         Ok(())
     }
 
     /// Keeps the disk busy.
     fn pump(&mut self, is_sparse: bool) -> Result<(), EngineError> {
-        let Engine { sparse, stream, checker, stats, .. } = self;
+        let Engine { sparse, stream, checker, stats, timeline, .. } = self;
         match sparse.as_mut().filter(|_| is_sparse) {
-            Some((_, ffn)) => ffn.pump(&mut Disk { stream, checker, stats }),
+            Some((_, ffn)) => ffn.pump(&mut Disk { stream, checker, stats, timeline }),
             None => stream.pump(),
         }
     }
@@ -416,6 +446,15 @@ impl Engine {
         stream.rows(rows, &extent_of, &mut |i, bytes| embed(first_streamed + i, bytes))
     }
 
+    /// Waits until the weights at `source` are in memory, and checks them if they are new.
+    fn arrive(&mut self, source: Source) -> Result<(), EngineError> {
+        let Source::Piece { piece, .. } = source else { return Ok(()) };
+        let since = self.timeline.begin().filter(|_| !self.stream.has(piece));
+        self.stream.wait(piece, &mut self.stats)?;
+        self.timeline.end(since, Span::Wait, None, 1);
+        self.checker.piece(piece, self.stream.bytes(piece))
+    }
+
     fn step(&mut self, step: Step, sparse: bool) -> Result<(), EngineError> {
         match step {
             Step::AttnInput(layer) => self.backend.attn_input(layer),
@@ -430,8 +469,9 @@ impl Engine {
             Step::Release(piece) => self.stream.release(piece),
             Step::Project { layer, first, count } => {
                 let program = walk(&self.program, self.sparse.as_ref(), sparse);
+                self.arrive(program.parts[first as usize].source)?;
+                let program = walk(&self.program, self.sparse.as_ref(), sparse);
                 let parts = &program.parts[first as usize..(first + count) as usize];
-                arrive(parts[0].source, &mut self.stream, &mut self.checker, &mut self.stats)?;
                 let extents = &self.map.layers[layer.index()];
                 let mut given = [None; MAX_PARTS];
                 for (slot, part) in given.iter_mut().zip(parts) {
@@ -445,7 +485,7 @@ impl Engine {
                 self.backend.project(layer, &given[..parts.len()]);
             }
             Step::Mlp { layer, first_block, blocks, source } => {
-                arrive(source, &mut self.stream, &mut self.checker, &mut self.stats)?;
+                self.arrive(source)?;
                 let bytes = weights(&self.resident, &self.stream, source);
                 let ffn = &self.map.layers[layer.index()].ffn;
                 let blocks = NeuronBlocks::new(ffn, first_block, blocks, bytes);
@@ -455,19 +495,31 @@ impl Engine {
                 self.backend.mlp(layer, &blocks);
             }
             Step::Ffn(layer) => {
-                let Engine { backend, stream, checker, stats, .. } = self;
+                let Engine { backend, stream, checker, stats, timeline, .. } = self;
                 let (_, ffn) = self.sparse.as_mut().expect("a walk of sparse decode");
                 let backend = backend.as_mut();
-                ffn.run(&mut Visit { layer, backend, disk: Disk { stream, checker, stats } })?;
+                let disk = Disk { stream, checker, stats, timeline };
+                ffn.run(&mut Visit { layer, backend, disk })?;
             }
             Step::Head { first_row, rows, source } => {
-                arrive(source, &mut self.stream, &mut self.checker, &mut self.stats)?;
+                self.arrive(source)?;
                 let bytes = weights(&self.resident, &self.stream, source);
                 let matrix = self.map.head.as_ref().unwrap_or(&self.map.embedding);
                 self.backend.head(&MatrixRows::new(matrix, first_row, rows, bytes));
             }
         }
         Ok(())
+    }
+}
+
+/// How a step is told of in a timeline.
+fn span_of(step: Step) -> Option<(Span, Option<LayerId>)> {
+    match step {
+        Step::AttnInput(layer) | Step::Project { layer, .. } => Some((Span::Project, Some(layer))),
+        Step::Attend(layer) => Some((Span::Attend, Some(layer))),
+        Step::Mlp { layer, .. } | Step::Ffn(layer) => Some((Span::Ffn, Some(layer))),
+        Step::Head { .. } => Some((Span::Head, None)),
+        Step::MlpInput(_) | Step::MlpOutput(_) | Step::HeadInput | Step::Release(_) => None,
     }
 }
 
@@ -480,22 +532,6 @@ fn walk<'a>(
     match sparse {
         Some((program, _)) if is_sparse => program,
         _ => dense,
-    }
-}
-
-/// Waits until the weights at `source` are in memory, and checks them if they are new.
-fn arrive(
-    source: Source,
-    stream: &mut Stream,
-    checker: &mut Checker,
-    stats: &mut Stats,
-) -> Result<(), EngineError> {
-    match source {
-        Source::Resident { .. } => Ok(()),
-        Source::Piece { piece, .. } => {
-            stream.wait(piece, stats)?;
-            checker.piece(piece, stream.bytes(piece))
-        }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::memory::{MIN_SLOTS, MemoryPlan};
 use crate::stats::{LayerStats, Stats};
 use crate::stream::Stream;
 use crate::system::{Admit, Columns, Share};
+use crate::timeline::{Span, Timeline};
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
@@ -51,6 +52,7 @@ pub(crate) struct Disk<'a> {
     pub(crate) stream: &'a mut Stream,
     pub(crate) checker: &'a mut Checker,
     pub(crate) stats: &'a mut Stats,
+    pub(crate) timeline: &'a mut Timeline,
 }
 
 /// See the module's documentation.
@@ -210,23 +212,25 @@ impl Flow {
     pub(crate) fn pump(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
         disk.stream.pump()?;
         self.take(disk)?;
-        self.submit(disk.stream);
+        self.submit(disk);
         Ok(())
     }
 
     /// Waits for a wanted block, or a few of them if more are on their way: each call that computes costs a little.
     pub(crate) fn wait(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
         let since = std::time::Instant::now();
+        let traced = disk.timeline.begin();
         loop {
             let went_on = disk.stream.wait_block(disk.stats)?;
             assert!(went_on, "a block that is waited for is being read, or the disk is busy");
             self.take(disk)?;
-            self.submit(disk.stream);
+            self.submit(disk);
             if self.ready.len() >= FEW || disk.stream.blocks_in_flight() == 0 {
                 break;
             }
         }
         self.layers[self.visited.index()].stalled += since.elapsed();
+        disk.timeline.end(traced, Span::Wait, Some(self.visited), self.ready.len());
         Ok(())
     }
 
@@ -260,12 +264,14 @@ impl Flow {
         self.cache.settle();
     }
 
-    fn submit(&mut self, stream: &mut Stream) {
-        self.submit_wanted(stream);
+    fn submit(&mut self, disk: &mut Disk<'_>) {
+        self.submit_wanted(disk.stream);
         if self.wanted.is_empty() {
-            self.submit_expected(stream);
+            self.submit_expected(disk.stream);
         }
-        stream.flush_blocks();
+        disk.stream.flush_blocks();
+        let wanted = disk.stream.blocks_in_flight().saturating_sub(self.ahead_reads);
+        disk.timeline.reads(wanted, self.ahead_reads);
     }
 
     fn submit_wanted(&mut self, stream: &mut Stream) {

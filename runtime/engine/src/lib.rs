@@ -17,6 +17,7 @@ pub mod sparse;
 pub mod stats;
 pub mod stream;
 pub mod system;
+pub mod timeline;
 pub mod tokenizer;
 
 pub use checker::Verify;

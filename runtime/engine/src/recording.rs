@@ -1,4 +1,5 @@
-//! [`Recording`]: which blocks each token wanted most in a dense run, for a system that knows the future.
+//! [`Recording`]: which blocks each token wanted most in a dense run: for a system that knows the future, and to hold
+//! the choices of those that do not against.
 
 use crate::flow::blocks_of;
 use crate::predictor::float_key;
@@ -17,6 +18,8 @@ pub struct Recording {
     starts: Vec<usize>,
     /// Token after token.
     wanted: Vec<u32>,
+    /// How much each of these matters: the length of what it adds to the residual, roughly.
+    importance: Vec<f32>,
     tokens: usize,
 }
 
@@ -36,13 +39,14 @@ impl Recording {
             starts.push(total);
             total += count;
         }
-        Recording { blocks, counts, starts, wanted: vec![0; tokens * total], tokens: 0 }
+        let (wanted, importance) = (vec![0; tokens * total], vec![0.0; tokens * total]);
+        Recording { blocks, counts, starts, wanted, importance, tokens: 0 }
     }
 
     /// Bytes that it takes, and that a policy which knows the future makes of it: twice at most.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        3 * 4 * self.wanted.len() as u64
+        4 * 4 * self.wanted.len() as u64
     }
 
     fn token_len(&self) -> usize {
@@ -55,10 +59,16 @@ impl Recording {
         (self.tokens + 1) * self.token_len() > self.wanted.len()
     }
 
-    /// What the token that is being recorded wants of a layer: to be filled, best first.
-    pub(crate) fn place(&mut self, layer: LayerId) -> &mut [u32] {
-        let start = self.tokens * self.token_len() + self.starts[layer.index()];
-        &mut self.wanted[start..][..self.counts[layer.index()]]
+    /// Where a token's blocks of a layer are.
+    fn place(&self, token: usize, layer: LayerId) -> std::ops::Range<usize> {
+        let start = token * self.token_len() + self.starts[layer.index()];
+        start..start + self.counts[layer.index()]
+    }
+
+    /// What the token that is being recorded wants of a layer: to be filled, best first; and how much each matters.
+    pub(crate) fn next(&mut self, layer: LayerId) -> (&mut [u32], &mut [f32]) {
+        let place = self.place(self.tokens, layer);
+        (&mut self.wanted[place.clone()], &mut self.importance[place])
     }
 
     /// The token is recorded.
@@ -69,11 +79,13 @@ impl Recording {
     /// What a token wanted of a layer, best first; nothing behind the end.
     #[must_use]
     pub fn wanted(&self, token: usize, layer: LayerId) -> &[u32] {
-        if token >= self.tokens {
-            return &[];
-        }
-        let start = token * self.token_len() + self.starts[layer.index()];
-        &self.wanted[start..][..self.counts[layer.index()]]
+        if token < self.tokens { &self.wanted[self.place(token, layer)] } else { &[] }
+    }
+
+    /// How much each of these matters.
+    #[must_use]
+    pub fn importance(&self, token: usize, layer: LayerId) -> &[f32] {
+        if token < self.tokens { &self.importance[self.place(token, layer)] } else { &[] }
     }
 
     /// The same as sets, for policies that know the future.
@@ -142,11 +154,16 @@ impl Recorder {
         }
         let keys = &mut self.keys[..ffn.blocks() as usize];
         let of_block = self.importance[..ffn.neurons as usize].chunks(ffn.block_neurons as usize);
-        for (key, importance) in keys.iter_mut().zip(of_block) {
-            *key = float_key(importance.iter().map(|x| x * x).sum());
+        for (key, of_block) in keys.iter_mut().zip(of_block.clone()) {
+            *key = float_key(squares(of_block));
         }
-        let wanted = self.recording.place(layer);
+        let (wanted, importance) = self.recording.next(layer);
         wanted.copy_from_slice(self.selection.best(keys, wanted.len()));
+        for (importance, &block) in importance.iter_mut().zip(&*wanted) {
+            let neurons = block as usize * ffn.block_neurons as usize;
+            let of_block = self.importance[..ffn.neurons as usize][neurons..].iter();
+            *importance = squares(of_block.take(ffn.block_neurons as usize)).sqrt();
+        }
     }
 
     /// The token is done.
@@ -159,4 +176,8 @@ impl Recorder {
     pub(crate) fn finish(self) -> Recording {
         self.recording
     }
+}
+
+fn squares<'a>(importance: impl IntoIterator<Item = &'a f32>) -> f32 {
+    importance.into_iter().map(|x| x * x).sum()
 }

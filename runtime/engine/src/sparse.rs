@@ -27,14 +27,17 @@ use crate::error::EngineError;
 use crate::flow::{Disk, Flow};
 use crate::memory::MemoryPlan;
 use crate::predictor::{Predictor, float_key};
-use crate::stats::LayerStats;
+use crate::recording::Recording;
+use crate::stats::{Audit, LayerStats};
 use crate::system::{Cadence, Columns, ComputeOrder, LoadOrder, Prefetch, Refiner};
+use crate::timeline::Span;
 use load::LayerBase;
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::WeightMap;
 use ls_cache::WeightCache;
 use ls_compute::{ComputeBackend, NeuronBlocks};
 use ls_hash::Selection;
+use std::sync::Arc;
 use std::time::Instant;
 use trial::Trial;
 
@@ -72,6 +75,10 @@ pub(crate) struct SparseFfn {
     chosen: Vec<u64>,
     /// By block: where it stands in `order`, if blocks run in that order.
     places: Vec<u32>,
+    /// What a dense run of the same tokens wanted, if that is known: choices are held against it.
+    truth: Option<Arc<Recording>>,
+    /// Tokens begun.
+    tokens: usize,
 }
 
 impl std::fmt::Debug for SparseFfn {
@@ -87,6 +94,7 @@ impl SparseFfn {
         plan: &MemoryPlan,
         columns: Columns,
         policies: Policies,
+        truth: Option<Arc<Recording>>,
     ) -> Result<SparseFfn, EngineError> {
         let ffn = map.layers.iter().map(|layer| layer.ffn);
         let blocks = ffn.clone().map(|ffn| ffn.blocks()).max().unwrap_or(0) as usize;
@@ -107,6 +115,8 @@ impl SparseFfn {
             order: Vec::with_capacity(blocks),
             chosen: vec![0; neurons.div_ceil(64)],
             places: vec![0; blocks],
+            truth,
+            tokens: 0,
             columns,
         })
     }
@@ -129,6 +139,7 @@ impl SparseFfn {
     /// A token begins.
     pub(crate) fn begin(&mut self) {
         self.predicted_for = None;
+        self.tokens += 1;
         if let Some(predictor) = &mut self.predictor {
             predictor.token();
         }
@@ -150,12 +161,17 @@ impl SparseFfn {
     pub(crate) fn run(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
         let layer = visit.layer;
         let blocks = self.flow.ffn(layer).blocks() as usize;
+        let since = visit.disk.timeline.begin();
         self.select(visit);
+        visit.disk.timeline.end(since, Span::Select, Some(layer), self.order.len());
+        self.audit(layer);
         self.flow.ask(layer, &self.order);
         self.flow.pump(&mut visit.disk)?;
         if self.order.len() < blocks && !self.base.is_empty() {
             let (neurons, tables) = self.base[layer.index()].view();
+            let since = visit.disk.timeline.begin();
             visit.backend.stand_in(layer, &neurons, &tables, &self.chosen);
+            visit.disk.timeline.end(since, Span::StandIn, Some(layer), 0);
         }
         if self.columns.cadence == Cadence::Layer {
             self.predict_next(visit);
@@ -214,6 +230,25 @@ impl SparseFfn {
                 self.places[block as usize] = place;
             }
         }
+    }
+
+    /// Holds the choice against the truth.
+    fn audit(&mut self, layer: LayerId) {
+        let Some(truth) = &self.truth else { return };
+        let token = self.tokens - 1;
+        let ffn = *self.flow.ffn(layer);
+        let mut audit = Audit::default();
+        for (block, importance) in
+            truth.wanted(token, layer).iter().zip(truth.importance(token, layer))
+        {
+            let neuron = (block * ffn.block_neurons) as usize;
+            let chosen = self.chosen[neuron / 64] >> (neuron % 64) & 1 == 1;
+            audit.wanted += 1;
+            audit.importance += f64::from(*importance);
+            audit.found += u64::from(chosen);
+            audit.found_importance += if chosen { f64::from(*importance) } else { 0.0 };
+        }
+        self.flow.layer_stats(layer).audit += audit;
     }
 
     /// Keys from the base: the squared errors that going on without a block would make.
@@ -292,7 +327,9 @@ impl SparseFfn {
         for (block, ready) in blocks.iter_mut().zip(batch) {
             *block = neurons(ready);
         }
+        let since = visit.disk.timeline.begin();
         visit.backend.mlp_blocks(visit.layer, &blocks[..count]);
+        visit.disk.timeline.end(since, Span::Compute, Some(visit.layer), count);
         self.flow.ran(count);
     }
 
@@ -315,12 +352,13 @@ impl SparseFfn {
 
     /// `predicted` for a layer, from the present residual.
     fn predict(&mut self, visit: &mut Visit<'_>, target: LayerId) {
-        let since = Instant::now();
+        let (since, traced) = (Instant::now(), visit.disk.timeline.begin());
         let blocks = self.flow.ffn(target).blocks() as usize;
         let predictor = self.predictor.as_mut().expect("a system that chooses has a predictor");
         visit.backend.feature(&mut self.feature);
         predictor.predict(target, &self.feature, &mut self.predicted[..blocks]);
         self.predicted_for = Some(target);
+        visit.disk.timeline.end(traced, Span::Predict, Some(target), 0);
         let stats = self.flow.layer_stats(target);
         stats.predictions += 1;
         stats.predicting += since.elapsed();

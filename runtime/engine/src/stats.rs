@@ -26,7 +26,7 @@ pub struct Stats {
 }
 
 /// What sparse decode did in one layer. Hits and misses are counted by the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerStats {
     /// Bytes read because they were wanted.
     pub wanted_bytes: u64,
@@ -38,4 +38,42 @@ pub struct LayerStats {
     pub predicting: Duration,
     /// Predictions made for it.
     pub predictions: u64,
+    /// Choices held against a recording of a dense run.
+    pub audit: Audit,
+}
+
+/// How many of the blocks that a dense run of the same tokens wanted most were chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Audit {
+    /// Blocks that it wanted.
+    pub wanted: u64,
+    /// Those of them that were chosen.
+    pub found: u64,
+    /// How much the blocks matter that it wanted.
+    pub importance: f64,
+    /// How much those of them matter that were chosen.
+    pub found_importance: f64,
+}
+
+impl Audit {
+    /// Share of the wanted blocks that were chosen; None if nothing was held against anything.
+    #[must_use]
+    pub fn recall(&self) -> Option<f64> {
+        (self.wanted > 0).then(|| self.found as f64 / self.wanted as f64)
+    }
+
+    /// Share of what they matter.
+    #[must_use]
+    pub fn captured(&self) -> Option<f64> {
+        (self.importance > 0.0).then(|| self.found_importance / self.importance)
+    }
+}
+
+impl std::ops::AddAssign for Audit {
+    fn add_assign(&mut self, other: Audit) {
+        self.wanted += other.wanted;
+        self.found += other.found;
+        self.importance += other.importance;
+        self.found_importance += other.found_importance;
+    }
 }

@@ -258,18 +258,23 @@ impl Stream {
         }
     }
 
+    /// Whether piece `piece` of the current pass is known to be there.
+    #[must_use]
+    pub fn has(&self, piece: u32) -> bool {
+        matches!(self.ring[self.place_of(piece)], Place::Arrived(_))
+    }
+
     /// Waits until piece `piece` of the current pass is there. Time spent waiting counts as stalled.
     pub fn wait(&mut self, piece: u32, stats: &mut Stats) -> Result<(), EngineError> {
-        let place = self.place_of(piece);
-        if matches!(self.ring[place], Place::Arrived(_)) {
+        if self.has(piece) {
             return Ok(());
         }
         self.pump()?;
-        if matches!(self.ring[place], Place::Arrived(_)) {
+        if self.has(piece) {
             return Ok(());
         }
         let since = Instant::now();
-        while !matches!(self.ring[place], Place::Arrived(_)) {
+        while !self.has(piece) {
             assert!(self.store.in_flight() > 0, "a piece that is waited for is being read");
             self.reap(Wait::One)?;
             self.submit();

@@ -11,7 +11,9 @@ use ls_bundle::tables::TableKind;
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
 use ls_engine::sparse;
+use ls_engine::stats::Audit;
 use ls_engine::system::{Columns, Eviction, PredictorKind, Prefetch, System};
+use ls_engine::timeline::{Span, Timeline};
 use ls_engine::{
     Engine, EngineError, EngineErrorKind, EngineOptions, Recording, SparseOptions, Verify,
 };
@@ -126,6 +128,20 @@ impl Sample {
         let options = EngineOptions { verify: Verify::First, sparse };
         let store = Box::new(SimStore::new(self.bytes.clone(), disk));
         Engine::open(bundle, &plan, options, store, Box::new(backend), &mut |_| {})
+    }
+
+    /// What a dense engine wants of twenty tokens, as many blocks as `columns` run.
+    fn recorded(&self, columns: &Columns) -> Arc<Recording> {
+        let mut dense = self.open(&CASE, seeded(0), false).unwrap();
+        dense.prefill(&[1, 2, 3], 0).unwrap();
+        let weights = self.bundle.weights();
+        dense.record(Recording::with_capacity(weights, 20, |blocks| columns.count(blocks)));
+        for token in 0..25 {
+            dense.decode(token * 7, 0).unwrap();
+        }
+        let recording = dense.take_recording().unwrap();
+        assert!(recording.is_full());
+        Arc::new(recording)
     }
 
     /// All logits of a prompt and six tokens.
@@ -289,6 +305,8 @@ fn decoding_does_not_allocate() {
         let mut engine = sample.open(&case, seeded(5), true).unwrap();
         engine.prefill(&[1, 2, 3], 0).unwrap();
         engine.decode(4, 0).unwrap();
+        // Which is full soon.
+        engine.trace(Timeline::with_capacity(1000));
         let before = allocations();
         for token in 0..30 {
             engine.decode(token, 0).unwrap();
@@ -349,15 +367,7 @@ fn what_is_read_ahead_is_counted_apart() {
 fn who_knows_the_future_reads_no_block_twice_too_often() {
     let sample = Sample::new(1);
     let columns = Columns::of(System::Oracle, 0.3).unwrap();
-    let weights = sample.bundle.weights();
-    let mut dense = sample.open(&CASE, seeded(0), false).unwrap();
-    dense.prefill(&[1, 2, 3], 0).unwrap();
-    dense.record(Recording::with_capacity(weights, 20, |blocks| columns.count(blocks)));
-    for token in 0..25 {
-        dense.decode(token * 7, 0).unwrap();
-    }
-    let recording = Arc::new(dense.take_recording().unwrap());
-    assert!(recording.is_full());
+    let recording = sample.recorded(&columns);
     let misses = |eviction, prefetch| {
         let columns = Columns { eviction, prefetch, ..columns };
         let mut engine = sample.open_columns(columns, Some(&recording), &CASE, seeded(1)).unwrap();
@@ -366,7 +376,8 @@ fn who_knows_the_future_reads_no_block_twice_too_often() {
             engine.decode(token * 7, 0).unwrap();
         }
         let counts = engine.cache_counts().unwrap();
-        let blocks = columns.count(weights.layers[0].ffn.blocks() as usize) as u64;
+        let of_layer = sample.bundle.weights().layers[0].ffn.blocks();
+        let blocks = columns.count(of_layer as usize) as u64;
         assert_eq!(counts.requests(), 3 * 20 * blocks, "what was recorded runs");
         assert_eq!(engine.layer_stats().map(|(s, _)| s.predictions).min(), Some(20));
         counts
@@ -409,4 +420,76 @@ fn somebody_has_to_choose_unless_all_runs() {
     assert_eq!(error.kind(), EngineErrorKind::Request);
     assert!(error.to_string().contains("--predictor"), "{error}");
     assert!(sparse::needs(&sample.bundle, &columns(1.0), None).is_ok());
+}
+
+#[test]
+fn choices_are_held_against_what_a_dense_run_wanted() {
+    let sample = Sample::new(2);
+    let audit = |system, recording: Option<&Arc<Recording>>| {
+        let columns = Columns::of(system, 0.3).unwrap();
+        let mut engine = sample.open_columns(columns, recording, &CASE, seeded(1)).unwrap();
+        engine.prefill(&[1, 2, 3], 0).unwrap();
+        for token in 0..20 {
+            engine.decode(token * 7, 0).unwrap();
+        }
+        let mut all = Audit::default();
+        engine.layer_stats().for_each(|(stats, _)| all += stats.audit);
+        all
+    };
+    let columns = Columns::of(System::Oracle, 0.3).unwrap();
+    let recording = sample.recorded(&columns);
+    let known = audit(System::Oracle, Some(&recording));
+    let of_layer = sample.bundle.weights().layers[0].ffn.blocks();
+    assert_eq!(known.wanted, 3 * 20 * columns.count(of_layer as usize) as u64);
+    assert_eq!((known.recall(), known.captured()), (Some(1.0), Some(1.0)));
+    let found = audit(System::LeanStreamBase, Some(&recording));
+    let (recall, captured) = (found.recall().unwrap(), found.captured().unwrap());
+    assert_eq!((found.wanted, found.importance), (known.wanted, known.importance));
+    // The sample's base knows nothing of the weights: it finds what chance finds.
+    assert!((0.2..0.4).contains(&recall) && (0.2..0.4).contains(&captured), "{recall} {captured}");
+    assert_eq!(audit(System::LeanStreamBase, None), Audit::default());
+}
+
+#[test]
+fn a_timeline_tells_of_every_pass() {
+    let sample = Sample::new(2);
+    let mut engine = sample.open(&CASE, seeded(1), true).unwrap();
+    engine.prefill(&[1, 2, 3], 0).unwrap();
+    engine.trace(Timeline::with_capacity(10_000));
+    for token in 0..5 {
+        engine.decode(token * 7, 0).unwrap();
+    }
+    let requests = engine.cache_counts().unwrap().requests();
+    let timeline = engine.trace(Timeline::off());
+    assert_eq!(timeline.left_out(), 0);
+    assert!(timeline.spent(Span::Ffn) < timeline.spent(Span::Pass));
+    let mut text = Vec::new();
+    timeline.write(&mut text).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let spans =
+        |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
+    let count = |name| {
+        spans(name).iter().map(|event| event["args"]["count"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!((spans("pass").len(), spans("ffn").len(), spans("attend").len()), (5, 15, 15));
+    assert_eq!((count("select"), count("compute")), (requests, requests));
+    assert!(!spans("reads in flight").is_empty() && !spans("wait").is_empty());
+    let ends = |event: &serde_json::Value| {
+        let [ts, dur] = ["ts", "dur"].map(|field| event[field].as_f64().unwrap());
+        (ts, ts + dur)
+    };
+    for span in spans("ffn") {
+        let (from, to) = ends(span);
+        let around = |pass: &&serde_json::Value| ends(pass).0 <= from && to <= ends(pass).1;
+        assert_eq!(spans("pass").into_iter().filter(around).count(), 1, "{span}");
+    }
+    engine.trace(Timeline::with_capacity(3));
+    engine.decode(1, 0).unwrap();
+    let timeline = engine.trace(Timeline::off());
+    text.clear();
+    timeline.write(&mut text).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!(json["traceEvents"].as_array().map(Vec::len), Some(3));
+    assert!(timeline.left_out() > 0);
 }

@@ -23,6 +23,8 @@ pub struct Question<'a> {
     pub max_tokens: u32,
     /// Texts that end the answer.
     pub stop: &'a [String],
+    /// Whether the answer goes on where the model would end it.
+    pub ignore_eos: bool,
 }
 
 /// How far an answer is.
@@ -106,6 +108,11 @@ impl Speaker {
         &self.engine
     }
 
+    /// The same, to be looked into.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
     /// The bundle.
     #[must_use]
     pub fn bundle(&self) -> &Bundle {
@@ -174,7 +181,7 @@ impl Speaker {
         answer.first_token = first - started;
         let mut text = Text::new(question.stop);
         loop {
-            if self.bundle.model().special.stop.contains(&token) {
+            if !question.ignore_eos && self.bundle.model().special.stop.contains(&token) {
                 answer.end = End::Stop;
                 break;
             }
@@ -226,11 +233,13 @@ impl Speaker {
             let left = &prompt[self.held.len()..];
             let pass = &left[..left.len().min(self.pass_tokens as usize)];
             let passes_after = (left.len() - pass.len()).div_ceil(self.pass_tokens as usize) as u64;
-            let logits = self.engine.prefill(pass, passes_after + most - 1)?;
-            self.held.extend_from_slice(pass);
             if passes_after == 0 {
+                let logits = self.engine.prefill(pass, most - 1)?;
+                self.held.extend_from_slice(pass);
                 return Ok(Some(sampler.sample(logits)));
             }
+            self.engine.prefill_part(pass, passes_after + most - 1)?;
+            self.held.extend_from_slice(pass);
         }
     }
 }

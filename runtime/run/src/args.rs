@@ -192,6 +192,9 @@ pub(crate) struct GenerateArgs {
     /// Print the prompt before its continuation.
     #[arg(long)]
     pub(crate) echo: bool,
+    /// Write what the engine did when to a file that https://ui.perfetto.dev opens.
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) trace: Option<PathBuf>,
     /// Print one JSON object with tokens, text and statistics instead of the text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -246,6 +249,9 @@ pub(crate) struct PerplexityArgs {
     /// Score with decode's arithmetic, a token at a time, as text is generated. Sparse systems always do.
     #[arg(long)]
     pub(crate) decode: bool,
+    /// Hold what a sparse system chooses against what a dense run of the same tokens wants most, which is run first.
+    #[arg(long)]
+    pub(crate) audit: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -267,6 +273,12 @@ pub(crate) struct BenchArgs {
     /// repeated, and what the model makes of it]
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
+    /// Hold what a sparse system chooses against what a dense run of the same tokens wants most, which is run first.
+    #[arg(long, requires = "text")]
+    pub(crate) audit: bool,
+    /// Write what the engine did when to a file that https://ui.perfetto.dev opens.
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) trace: Option<PathBuf>,
     /// Repetitions; one line each.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reps: u32,

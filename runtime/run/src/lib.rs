@@ -10,6 +10,7 @@ pub mod exit;
 mod progress;
 pub mod session;
 mod system;
+mod trace;
 
 pub use cmd::plan_json;
 

@@ -34,7 +34,7 @@ pub struct Session {
     pub threads: usize,
     /// Policies.
     pub(crate) system: System,
-    /// What tokens will want, for policies that know the future.
+    /// What tokens will want, for policies that know the future or are held against it.
     pub(crate) recording: Option<Arc<Recording>>,
     args: RunArgs,
     store: Box<dyn BlockStore>,
@@ -124,17 +124,17 @@ impl Session {
         self.reserved += bytes;
     }
 
-    /// If the policies know the future, finds it out: `script` decodes `tokens` tokens on a dense engine, which is gone
-    /// when this returns.
+    /// If the policies know the future, or are to be held against it, finds it out: `script` decodes `tokens` tokens on
+    /// a dense engine, which is gone when this returns.
     pub(crate) fn look_ahead(
         &mut self,
         workload: Workload,
         tokens: usize,
+        audit: bool,
         script: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let Some(columns) = self.system.columns.filter(Columns::knows_the_future) else {
-            return Ok(());
-        };
+        let wanted = |columns: &Columns| audit || columns.knows_the_future();
+        let Some(columns) = self.system.columns.filter(wanted) else { return Ok(()) };
         let mut args = self.args.clone();
         args.policies = PolicyArgs::default();
         args.policies.system = Some(Row::Dense);

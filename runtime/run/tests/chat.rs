@@ -39,7 +39,7 @@ struct Said {
 fn ask(speaker: &mut Speaker, prompt: &[u32], max_tokens: u32, stop: &[&str]) -> Said {
     let stop: Vec<String> = stop.iter().map(|&stop| stop.to_owned()).collect();
     let sampler = SamplerOptions::default();
-    let question = Question { tokens: prompt, sampler, max_tokens, stop: &stop };
+    let question = Question { tokens: prompt, sampler, max_tokens, stop: &stop, ignore_eos: false };
     let (mut text, mut tokens) = (String::new(), Vec::new());
     let mut listen = |step: Step<'_>, _: &Engine| {
         match step {
@@ -106,7 +106,8 @@ fn who_breaks_off_leaves_a_speaker_that_answers_as_before() {
     let mut speaker = speaker(&path);
     let prompt = tokens(&"a long prompt of several passes ".repeat(8));
     let sampler = SamplerOptions::default();
-    let question = Question { tokens: &prompt, sampler, max_tokens: 30, stop: &[] };
+    let question =
+        Question { tokens: &prompt, sampler, max_tokens: 30, stop: &[], ignore_eos: false };
     let whole = ask(&mut speaker, &prompt, 30, &[]);
     let forget = tokens("something else");
     for steps in [1, 2, 5, 20, 30] {
@@ -131,7 +132,8 @@ fn a_prompt_that_cannot_be_answered_is_refused_and_forgotten() {
     let before = ask(&mut speaker, &prompt, 10, &[]);
     let sampler = SamplerOptions::default();
     for (tokens, word) in [(vec![7; 401], "401"), (vec![], "empty")] {
-        let question = Question { tokens: &tokens, sampler, max_tokens: 5, stop: &[] };
+        let question =
+            Question { tokens: &tokens, sampler, max_tokens: 5, stop: &[], ignore_eos: false };
         let error = speaker.answer(&question, &mut |_, _| ControlFlow::Continue(())).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
     }

@@ -158,6 +158,7 @@ impl Decoder {
             sampler: ask.sampler,
             max_tokens: ask.max_tokens,
             stop: &ask.stop,
+            ignore_eos: false,
         };
         let started = Instant::now();
         let mut late = false;

@@ -5,6 +5,7 @@ use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_json, print_line, sparse_json};
 use crate::session::{Session, Workload, peak_resident};
 use crate::system::System;
+use crate::trace::Trace;
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_engine::Engine;
@@ -60,12 +61,14 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let script = script(args, &mut session)?;
     let workload = Workload { prompt_tokens: args.prompt_tokens, scored_tokens: 0 };
     let vocab_size = session.bundle.model().vocab_size;
-    session.look_ahead(workload, (args.n_predict * args.reps) as usize, |engine| {
+    let tokens = (args.n_predict * args.reps) as usize;
+    session.look_ahead(workload, tokens, args.audit, |engine| {
         for _ in 0..args.reps {
             repetition(args, engine, vocab_size, &script)?;
         }
         Ok(())
     })?;
+    let trace = Trace::to(args.trace.as_deref(), &mut session);
     let plan = session.plan(workload)?;
     let needed = u64::from(args.prompt_tokens) + u64::from(args.n_predict);
     if needed > u64::from(plan.context) {
@@ -76,6 +79,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let (store, threads) = (session.store().name(), session.threads);
     let system = session.system;
     let (bundle, mut engine) = session.start(&plan, workload)?;
+    trace.begin(&mut engine);
     for rep in 0..args.reps {
         // The bound is measured before and after each repetition: machines change from second to second.
         let before = Machine::of(&mut engine, threads, &plan)?;
@@ -110,7 +114,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         extend(&mut object, sparse_json(&engine));
         print_json(&object)?;
     }
-    Ok(())
+    trace.end(&mut engine)
 }
 
 /// A repetition in a line.

@@ -191,6 +191,7 @@ impl Chat<'_> {
             sampler: self.sampler(),
             max_tokens: self.args.n_predict.unwrap_or(u32::MAX),
             stop: &[],
+            ignore_eos: false,
         };
         let (mut said, mut failed) = (String::new(), None);
         let answer = self.speaker.answer(&question, &mut |step, _| {

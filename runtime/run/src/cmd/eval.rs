@@ -1,7 +1,7 @@
 //! `ls-run eval`.
 
 use crate::args::PerplexityArgs;
-use crate::cmd::{extend, plan_json, print_json, print_line};
+use crate::cmd::{extend, plan_json, print_json, print_line, sparse_json};
 use crate::exit::UsageError;
 use crate::progress::Progress;
 use crate::session::{Session, Workload, peak_resident};
@@ -17,7 +17,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
     let (prompt_tokens, first) = (args.window, window / 2 + 1);
     let workload = Workload { prompt_tokens, scored_tokens: (window - first) as u32 };
     let windows = ids.len() / window;
-    session.look_ahead(workload, windows * (window - first - 1), |engine| {
+    let decoded = windows * (window - first - 1);
+    session.look_ahead(workload, decoded, args.audit, |engine| {
         let mut progress = Progress::new("recording", (windows * window) as u64);
         for chunk in ids.chunks_exact(window) {
             decode_nll(engine, chunk, first, &mut progress)?;
@@ -66,6 +67,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
         });
         extend(&mut object, plan_json(&plan));
         extend(&mut object, system);
+        extend(&mut object, sparse_json(&engine));
         return print_json(&object);
     }
     print_line(&format!(

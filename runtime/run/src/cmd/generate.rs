@@ -1,27 +1,26 @@
 //! `ls-run generate`.
 
+use crate::answer::{Answer, Question, Speaker, Step};
 use crate::args::GenerateArgs;
 use crate::cmd::{extend, plan_json, print_json, sparse_json};
 use crate::session::{Session, Workload, peak_resident};
+use crate::trace::Trace;
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
-use ls_engine::sampler::Sampler;
-use ls_engine::tokenizer::{TextDecoder, text_bytes};
 use std::io::{Read, Write};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Longest prompt read from standard input, bytes.
 const MAX_PROMPT_BYTES: u64 = 16 << 20;
 
 /// What came out.
+#[derive(Default)]
 struct Generated {
     tokens: Vec<u32>,
     text: String,
-    time_to_first_token: Duration,
-    /// From the first token to the last.
-    decoding: Duration,
 }
 
 /// Runs the command.
@@ -35,24 +34,53 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         return Err(crate::exit::UsageError(text.into()).into());
     }
     let workload = Workload { prompt_tokens: ids.len() as u32, scored_tokens: 0 };
+    let trace = Trace::to(args.trace.as_deref(), &mut session);
     let plan = session.plan(workload)?;
     let system = session.system.describe();
     check_length(args, ids.len(), &plan)?;
     let (bundle, mut engine) = session.start(&plan, workload)?;
-    let mut writer =
-        TextWriter { quiet: args.json, decoder: TextDecoder::default(), text: String::new() };
+    trace.begin(&mut engine);
+    let mut speaker = Speaker::new(bundle, engine, plan.pass_tokens);
     if args.echo {
-        writer.write(prompt.as_bytes())?;
+        show(args, &prompt)?;
     }
-    let mut generated = Generated {
-        tokens: Vec::with_capacity(args.n_predict as usize),
-        text: String::new(),
-        time_to_first_token: Duration::ZERO,
-        decoding: Duration::ZERO,
+    let question = Question {
+        tokens: &ids,
+        sampler: args.sampler(),
+        max_tokens: args.n_predict,
+        stop: &[],
+        ignore_eos: args.ignore_eos,
     };
-    generate(args, &bundle, &mut engine, &ids, &mut writer, &mut generated, started)?;
-    generated.text = writer.finish()?;
-    report(args, &plan, &engine, system, ids.len(), &generated)
+    let mut generated = Generated::default();
+    generated.tokens.reserve(args.n_predict as usize);
+    let (mut failed, asked) = (None, started.elapsed());
+    let mut answer = speaker.answer(&question, &mut |step, _| {
+        match step {
+            Step::Prompt { .. } => {}
+            Step::Token(token) => generated.tokens.push(token),
+            Step::Text(piece) => {
+                generated.text.push_str(piece);
+                failed = show(args, piece).err();
+            }
+        }
+        if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    if let Some(problem) = failed {
+        return Err(problem.into());
+    }
+    answer.first_token += asked;
+    trace.end(speaker.engine_mut())?;
+    report(args, &plan, speaker.engine(), system, &answer, &generated)
+}
+
+/// Writes a piece of text where people look for it; JSON comes at the end.
+fn show(args: &GenerateArgs, piece: &str) -> std::io::Result<()> {
+    if args.json {
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    out.write_all(piece.as_bytes())?;
+    out.flush()
 }
 
 fn read_prompt(prompt: &str) -> anyhow::Result<String> {
@@ -89,87 +117,20 @@ fn check_length(args: &GenerateArgs, prompt: usize, plan: &MemoryPlan) -> anyhow
     Ok(())
 }
 
-fn generate(
-    args: &GenerateArgs,
-    bundle: &ls_bundle::Bundle,
-    engine: &mut Engine,
-    prompt: &[u32],
-    writer: &mut TextWriter,
-    out: &mut Generated,
-    started: Instant,
-) -> anyhow::Result<()> {
-    let config = bundle.model();
-    let mut sampler = Sampler::new(args.sampler(), config.vocab_size, prompt);
-    let room = u64::from(engine.context()).saturating_sub(prompt.len() as u64);
-    let most = u64::from(args.n_predict).min(room + 1);
-    let mut first = None;
-    if most == 0 {
-        return Ok(());
-    }
-    let mut token = sampler.sample(engine.prefill(prompt, most - 1)?);
-    loop {
-        let now = Instant::now();
-        out.time_to_first_token = first.get_or_insert(now).duration_since(started);
-        out.decoding = now.duration_since(*first.get_or_insert(now));
-        if !args.ignore_eos && config.special.stop.contains(&token) {
-            break;
-        }
-        out.tokens.push(token);
-        writer.write(text_bytes(bundle.vocabulary(), token))?;
-        let left = most - out.tokens.len() as u64;
-        if left == 0 {
-            break;
-        }
-        token = sampler.sample(engine.decode(token, left - 1)?);
-    }
-    Ok(())
-}
-
-/// Writes text as it completes, flushed piece by piece.
-struct TextWriter {
-    quiet: bool,
-    decoder: TextDecoder,
-    text: String,
-}
-
-impl TextWriter {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        let from = self.text.len();
-        self.decoder.push(bytes, &mut self.text);
-        self.flush(from)
-    }
-
-    fn flush(&self, from: usize) -> std::io::Result<()> {
-        if self.quiet || from == self.text.len() {
-            return Ok(());
-        }
-        let mut out = std::io::stdout().lock();
-        out.write_all(&self.text.as_bytes()[from..])?;
-        out.flush()
-    }
-
-    fn finish(mut self) -> std::io::Result<String> {
-        let from = self.text.len();
-        self.decoder.finish(&mut self.text);
-        self.flush(from)?;
-        Ok(self.text)
-    }
-}
-
 fn report(
     args: &GenerateArgs,
     plan: &MemoryPlan,
     engine: &Engine,
     system: serde_json::Value,
-    prompt_tokens: usize,
+    answer: &Answer,
     out: &Generated,
 ) -> anyhow::Result<()> {
     let stats = engine.stats();
-    let rate = |count: u64, time: Duration| {
-        if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+    let (decode_tok_s, prompt_tokens) = (answer.tok_s(), answer.prompt_tokens);
+    let prefill_tok_s = match stats.prefill {
+        Duration::ZERO => 0.0,
+        time => stats.prefill_tokens as f64 / time.as_secs_f64(),
     };
-    let decode_tok_s = rate(stats.decode_tokens, out.decoding);
-    let prefill_tok_s = rate(stats.prefill_tokens, stats.prefill);
     let decode_bytes = engine.bytes_read() - stats.bytes_after_prefill;
     let bytes_per_token = decode_bytes.checked_div(stats.decode_tokens).unwrap_or(0);
     let peak = peak_resident()?;
@@ -180,7 +141,7 @@ fn report(
             "prompt_tokens": prompt_tokens,
             "decode_tok_s": decode_tok_s,
             "prefill_tok_s": prefill_tok_s,
-            "ttft_s": out.time_to_first_token.as_secs_f64(),
+            "ttft_s": answer.first_token.as_secs_f64(),
             "load_s": stats.load.as_secs_f64(),
             "stalled_s": stats.stalled.as_secs_f64(),
             "loaded_bytes": stats.loaded_bytes,
@@ -200,7 +161,7 @@ fn report(
         "prompt {prompt_tokens} tokens, {prefill_tok_s:.1} tokens/s; {} tokens, {decode_tok_s:.2} tokens/s; first token \
          after {:.2} s; {:.1} MB read a token",
         out.tokens.len(),
-        out.time_to_first_token.as_secs_f64(),
+        answer.first_token.as_secs_f64(),
         bytes_per_token as f64 / 1e6,
     );
     eprintln!(

@@ -11,6 +11,7 @@ pub(crate) mod verify;
 
 use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
+use ls_engine::stats::Audit;
 use std::io::Write;
 
 /// Prints one JSON object and a newline.
@@ -48,10 +49,12 @@ pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
     let Some(counts) = engine.cache_counts() else { return serde_json::json!({}) };
     let (mut wanted, mut expected, mut predictions) = (0, 0, 0);
     let (mut stalled_s, mut predicting_s) = (0.0, 0.0);
+    let mut audit = Audit::default();
     for (layer, _) in engine.layer_stats() {
         wanted += layer.wanted_bytes;
         expected += layer.expected_bytes;
         predictions += layer.predictions;
+        audit += layer.audit;
         stalled_s += layer.stalled.as_secs_f64();
         predicting_s += layer.predicting.as_secs_f64();
     }
@@ -68,6 +71,8 @@ pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
         "predicting_s": predicting_s,
         "predictions": predictions,
         "prefetched_tokens": prefetched_tokens,
+        "recall": audit.recall(),
+        "importance_captured": audit.captured(),
     })
 }
 
