@@ -2,6 +2,7 @@
 
 use crate::answer::{Answer, Question, Speaker, Step};
 use crate::args::GenerateArgs;
+use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_json, sparse_json};
 use crate::session::{Session, Workload, peak_resident};
 use crate::trace::Trace;
@@ -11,6 +12,7 @@ use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest prompt read from standard input, bytes.
@@ -36,7 +38,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let workload = Workload { prompt_tokens: ids.len() as u32, scored_tokens: 0 };
     let trace = Trace::to(args.trace.as_deref(), &mut session);
     let plan = session.plan(workload)?;
-    let system = session.system.describe();
+    let (system, threads) = (session.system.describe(), session.threads);
+    let is_dense = session.system.columns.is_none();
     check_length(args, ids.len(), &plan)?;
     let (bundle, mut engine) = session.start(&plan, workload)?;
     trace.begin(&mut engine);
@@ -54,10 +57,16 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut generated = Generated::default();
     generated.tokens.reserve(args.n_predict as usize);
     let (mut failed, asked) = (None, started.elapsed());
-    let mut answer = speaker.answer(&question, &mut |step, _| {
+    let mut waited_before = Duration::ZERO;
+    let mut answer = speaker.answer(&question, &mut |step, engine| {
         match step {
             Step::Prompt { .. } => {}
-            Step::Token(token) => generated.tokens.push(token),
+            Step::Token(token) => {
+                if generated.tokens.is_empty() {
+                    waited_before = engine.stats().stalled;
+                }
+                generated.tokens.push(token);
+            }
             Step::Text(piece) => {
                 generated.text.push_str(piece);
                 failed = show(args, piece).err();
@@ -70,7 +79,41 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     }
     answer.first_token += asked;
     trace.end(speaker.engine_mut())?;
-    report(args, &plan, speaker.engine(), system, &answer, &generated)
+    let bundle = Arc::clone(speaker.bundle());
+    let engine = speaker.engine_mut();
+    report(args, &plan, engine, system, &answer, &generated)?;
+    if is_dense && answer.tokens >= LEAST_TOKENS && !args.json {
+        let machine = Machine::as_loaded(engine, threads);
+        let position = answer.prompt_tokens + answer.tokens / 2;
+        let load = Load::dense(bundle.model(), bundle.weights(), &plan, position);
+        let waited = engine.stats().stalled - waited_before;
+        let waited_share = waited.as_secs_f64() / answer.decoding.as_secs_f64();
+        if let Some(why) = slowness(answer.tok_s(), machine.bound_tok_s(&load), waited_share) {
+            eprintln!("warning: {why}");
+        }
+    }
+    Ok(())
+}
+
+/// Shorter texts say little about speed.
+const LEAST_TOKENS: u32 = 16;
+/// So many times slower than expected is worth a word.
+const MUCH: f64 = 2.0;
+
+/// Why text came at `tok_s` where the machine should reach `bound_tok_s`, if that is far from each other;
+/// `waited_share` of the time was spent on waiting for reads.
+fn slowness(tok_s: f64, bound_tok_s: f64, waited_share: f64) -> Option<String> {
+    if !bound_tok_s.is_finite() || tok_s * MUCH >= bound_tok_s {
+        return None;
+    }
+    let why = if waited_share > 0.5 {
+        "the disk reads more slowly now than while the model was loaded: another program may be using it"
+    } else {
+        "computing takes longer than memory needs: other programs may be using the cores"
+    };
+    Some(format!(
+        "{tok_s:.1} tokens/s where {bound_tok_s:.1} could be expected; {why} (`ls-run doctor` measures both)"
+    ))
 }
 
 /// Writes a piece of text where people look for it; JSON comes at the end.
@@ -176,4 +219,17 @@ fn report(
         eprintln!("warning: the peak is above the budget; please report this");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slowness;
+
+    #[test]
+    fn what_is_much_slower_than_expected_is_explained() {
+        assert_eq!(slowness(5.1, 10.0, 0.9), None);
+        assert_eq!(slowness(5.1, f64::INFINITY, 0.9), None, "nothing is known");
+        assert!(slowness(4.9, 10.0, 0.9).unwrap().contains("disk"));
+        assert!(slowness(4.9, 10.0, 0.1).unwrap().contains("cores"));
+    }
 }

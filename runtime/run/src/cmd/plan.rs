@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Time spent on measuring the disk, and again on memory.
 const PROBE_MS: u64 = 600;
+/// Time of a glance at memory.
+const GLANCE_MS: u64 = 40;
 /// Largest buffer of the memory probe.
 const PROBE_BYTES: usize = 256 << 20;
 
@@ -66,6 +68,17 @@ impl Machine {
             }
         };
         Ok(Machine { disk_bytes_s, memory_bytes_s })
+    }
+
+    /// What loading showed of the disk, and a glance at memory; infinite where neither is known.
+    pub(crate) fn as_loaded(engine: &Engine, threads: usize) -> Machine {
+        let stats = engine.stats();
+        let disk_bytes_s = match stats.loaded_bytes {
+            0 => f64::INFINITY,
+            bytes => bytes as f64 / stats.load.as_secs_f64(),
+        };
+        let memory_bytes_s = engine.memory_bandwidth(threads, GLANCE_MS).unwrap_or(f64::INFINITY);
+        Machine { disk_bytes_s, memory_bytes_s }
     }
 
     /// Between two measurements: rates whose times are the means of theirs.
