@@ -3,23 +3,25 @@
 //! Two lists say what is to be read: what the visited layer *wants*, in its order, and what the next layer is
 //! *expected* to want, which is replaced at every prediction. Wanted blocks go first; expected ones are read only while
 //! the disk has nothing else to do. A read takes a slot of memory along and brings it back; the cache says which blocks
-//! keep their slots between visits. A block that was read ahead keeps its slot until its layer has been asked for.
+//! keep their slots between visits. A block that was read ahead keeps its slot until its layer has been asked for. Wanted
+//! blocks that lie near each other are read as one where the disk makes small reads dear ([`Merge`]).
 //!
 //! A block that fails its check, or cannot be read, is an error if it is wanted; if it was only expected it is
 //! forgotten, and read again should it be wanted.
 
 use crate::checker::Checker;
 use crate::error::EngineError;
-use crate::memory::{MIN_SLOTS, MemoryPlan};
+use crate::memory::{MIN_SLOTS, MemoryPlan, Merge};
 use crate::stats::{LayerStats, Stats};
-use crate::stream::Stream;
-use crate::system::{Admit, Columns, Share};
+use crate::stream::{Arrived, Stream};
+use crate::system::{Admit, Columns, ComputeOrder, Share};
 use crate::timeline::{Span, Timeline};
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
 use ls_cache::{Admission, Blocks, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
 use ls_sync::Slot;
+use std::ops::RangeInclusive;
 
 /// Most slots that are kept free for blocks on their way.
 const MAX_PASSING: u32 = 512;
@@ -47,6 +49,14 @@ enum Ahead {
     Late,
 }
 
+/// Wanted blocks of the visited layer that are being read as one.
+#[derive(Debug)]
+struct Group {
+    /// Blocks and the rights to fill their slots, as many as [`Merge::MAX_BLOCKS`].
+    blocks: Vec<(u32, Loading)>,
+    extent: Extent,
+}
+
 /// What reads go through.
 pub(crate) struct Disk<'a> {
     pub(crate) stream: &'a mut Stream,
@@ -71,8 +81,17 @@ pub(crate) struct Flow {
     visited: LayerId,
     /// A bit for each block of the visited layer that it has asked for.
     asked: Vec<u64>,
-    /// Wanted blocks that have no slot yet, the next one last.
+    /// Wanted blocks, the next one last, and a bit for those that have no slot yet: one that was read with a neighbour is
+    /// still in the list.
     wanted: Vec<u32>,
+    missing: Vec<u64>,
+    merge: Option<Merge>,
+    /// Reads of several blocks, and their buffers; None while they are being read.
+    groups: Vec<Group>,
+    buffers: Vec<Option<Slot>>,
+    /// Blocks that are read with others and have not arrived; at most so many.
+    grouped: usize,
+    max_grouped: usize,
     /// Expected blocks of `expected_of` that may have none, the next one last.
     expected: Vec<u32>,
     expected_of: LayerId,
@@ -90,14 +109,7 @@ impl Flow {
         policy: Box<dyn EvictionPolicy>,
     ) -> Result<Flow, EngineError> {
         let ffn: Vec<FfnExtent> = map.layers.iter().map(|layer| layer.ffn).collect();
-        let mut room = Slot::allocate(plan.slots as usize * plan.slot_bytes as usize)
-            .map_err(EngineError::memory)?;
-        room.prefer_huge_pages();
-        let mut memory = Vec::with_capacity(plan.slots as usize);
-        for _ in 0..plan.slots {
-            let rest = room.split_off(plan.slot_bytes as usize);
-            memory.push(Some(std::mem::replace(&mut room, rest)));
-        }
+        let memory = split(plan.slot_bytes, plan.slots)?;
         let layers = ffn.len() as u32;
         // Slots that do not stay are for blocks on their way.
         let stay = plan.slots - passing(plan.slots);
@@ -113,7 +125,26 @@ impl Flow {
         let cache = WeightCache::new(blocks_of(map), plan.slots, sharing, admission, policy);
         let most = ffn.iter().map(FfnExtent::blocks).max().unwrap_or(0) as usize;
         let slots = memory.len();
+        let buffers = match plan.merge {
+            Some(merge) => split(merge.buffer_bytes, Merge::BUFFERS)?,
+            None => Vec::new(),
+        };
+        let group = |_: &Option<Slot>| Group {
+            blocks: Vec::with_capacity(Merge::MAX_BLOCKS),
+            extent: NOTHING,
+        };
+        // Blocks that run in order must not wait for one that finds all slots taken by later ones.
+        let max_grouped = match columns.compute_order {
+            ComputeOrder::Arrival => slots,
+            ComputeOrder::Loaded => passing(plan.slots) as usize / 4,
+        };
         Ok(Flow {
+            missing: vec![0; most.div_ceil(64)],
+            merge: plan.merge,
+            groups: buffers.iter().map(group).collect(),
+            buffers,
+            grouped: 0,
+            max_grouped,
             cache,
             memory,
             loading: (0..slots).map(|_| None).collect(),
@@ -162,6 +193,7 @@ impl Flow {
         self.visited = layer;
         self.cache.begin(layer);
         self.asked.fill(0);
+        self.missing.fill(0);
         let first = self.ffn(layer).first_block.0;
         for &block in blocks {
             self.asked[block as usize / 64] |= 1 << (block % 64);
@@ -169,7 +201,10 @@ impl Flow {
                 Request::Hit(slot) => self.ready.push(Ready { block, slot }),
                 // Its read ahead is not over: it becomes ready when it arrives.
                 Request::Coming(_) => {}
-                Request::Miss => self.wanted.push(block),
+                Request::Miss => {
+                    self.missing[block as usize / 64] |= 1 << (block % 64);
+                    self.wanted.push(block);
+                }
             }
         }
         self.wanted.reverse();
@@ -276,14 +311,141 @@ impl Flow {
 
     fn submit_wanted(&mut self, stream: &mut Stream) {
         while let Some(&block) = self.wanted.last() {
+            if !self.is_missing(block) {
+                self.wanted.pop();
+                continue;
+            }
             let (id, extent) = self.ffn(self.visited).block(block);
             let Some(loading) = self.cache.reserve(id) else { return };
-            if !self.start(loading, extent, stream) {
-                return;
-            }
-            self.layers[self.visited.index()].wanted_bytes += extent.len;
+            let started = match self.neighbours(block) {
+                Some((index, first, last)) => {
+                    self.start_group(index, block, loading, first..=last, stream)
+                }
+                None if self.start(loading, extent, stream) => {
+                    self.found(block);
+                    Some(extent.len)
+                }
+                None => None,
+            };
+            let Some(bytes) = started else { return };
+            self.layers[self.visited.index()].wanted_bytes += bytes;
             self.wanted.pop();
         }
+    }
+
+    fn is_missing(&self, block: u32) -> bool {
+        self.missing[block as usize / 64] >> (block % 64) & 1 == 1
+    }
+
+    /// The block is being read.
+    fn found(&mut self, block: u32) {
+        self.missing[block as usize / 64] &= !(1 << (block % 64));
+    }
+
+    /// Which blocks around a missing one are read with it, from the first to the last: as long as one read costs less
+    /// than two. None if there are none, or no buffer; else with the number of a buffer.
+    fn neighbours(&self, block: u32) -> Option<(usize, u32, u32)> {
+        let merge = self.merge?;
+        if self.grouped + self.ready.len() + 2 > self.max_grouped {
+            return None;
+        }
+        let index = self.buffers.iter().position(Option::is_some)?;
+        let ffn = self.ffn(self.visited);
+        let (stride, blocks) = (ffn.block_stride(), ffn.blocks());
+        let most = u32::try_from(merge.span_bytes / stride).unwrap_or(u32::MAX);
+        let len = |blocks: u32| merge.cost(u64::from(blocks) * stride);
+        let (mut first, mut last) = (block, block);
+        let mut next = block + 1;
+        while next < blocks && next - first < most {
+            if self.is_missing(next) && len(next - first + 1) < len(last - first + 1) + len(1) {
+                last = next;
+            }
+            next += 1;
+        }
+        let mut next = block;
+        while next > 0 && last - (next - 1) < most {
+            next -= 1;
+            if self.is_missing(next) && len(last - next + 1) < len(last - first + 1) + len(1) {
+                first = next;
+            }
+        }
+        (first < last).then_some((index, first, last))
+    }
+
+    /// Starts a read of the missing ones of `blocks`, among them `block`; None if the disk takes no more.
+    fn start_group(
+        &mut self,
+        index: usize,
+        block: u32,
+        loading: Loading,
+        blocks: RangeInclusive<u32>,
+        stream: &mut Stream,
+    ) -> Option<u64> {
+        let mut group = std::mem::take(&mut self.groups[index].blocks);
+        group.push((block, loading));
+        for other in blocks {
+            let room = group.len() < Merge::MAX_BLOCKS
+                && self.grouped + self.ready.len() + group.len() < self.max_grouped;
+            if !room {
+                break;
+            }
+            if other != block && self.is_missing(other) {
+                let (id, _) = self.ffn(self.visited).block(other);
+                let Some(loading) = self.cache.reserve(id) else { break };
+                group.push((other, loading));
+            }
+        }
+        let numbers = || group.iter().map(|(block, _)| *block);
+        let first = numbers().min().expect("one block at least");
+        let last = numbers().max().expect("one block at least");
+        let ffn = self.ffn(self.visited);
+        let ((_, first), (_, last)) = (ffn.block(first), ffn.block(last));
+        let extent = Extent { offset: first.offset, len: last.end() - first.offset };
+        let memory = self.buffers[index].take().expect("a free buffer");
+        let number = (self.memory.len() + index) as u32;
+        let started = stream.submit_block(extent, number, memory);
+        let len = started.is_ok().then_some(extent.len);
+        if let Err(memory) = started {
+            self.buffers[index] = Some(memory);
+            group.drain(..).for_each(|(_, loading)| self.cache.abandon(loading));
+        }
+        group.iter().for_each(|(block, _)| self.found(*block));
+        self.grouped += group.len();
+        self.groups[index] = Group { blocks: group, extent };
+        len
+    }
+
+    /// Takes the blocks of a read of several.
+    fn take_group(&mut self, arrived: Arrived, disk: &mut Disk<'_>) -> Result<(), EngineError> {
+        let index = arrived.number as usize - self.memory.len();
+        let Group { mut blocks, extent: all } = std::mem::replace(
+            &mut self.groups[index],
+            Group { blocks: Vec::new(), extent: NOTHING },
+        );
+        let mut failure = arrived.result.map_err(EngineError::io).err();
+        let start = disk.stream.skip(all);
+        self.grouped -= blocks.len();
+        for (block, loading) in blocks.drain(..) {
+            let (id, extent) = self.ffn[self.visited.index()].block(block);
+            if failure.is_none() {
+                let from = start + (extent.offset - all.offset) as usize;
+                let bytes = &arrived.memory.bytes()[from..][..extent.len as usize];
+                failure = disk.checker.block(id, bytes).err();
+                if failure.is_none() {
+                    let memory = self.memory[loading.slot().0 as usize].as_mut();
+                    let memory = memory.expect("nothing is read into the slot itself");
+                    let skip = disk.stream.skip(extent);
+                    memory.bytes_mut()[skip..][..bytes.len()].copy_from_slice(bytes);
+                    let slot = self.cache.publish(loading);
+                    self.ready.push(Ready { block, slot });
+                    continue;
+                }
+            }
+            self.cache.abandon(loading);
+        }
+        self.groups[index].blocks = blocks;
+        self.buffers[index] = Some(arrived.memory);
+        failure.map_or(Ok(()), Err)
     }
 
     fn submit_expected(&mut self, stream: &mut Stream) {
@@ -331,6 +493,10 @@ impl Flow {
     fn take(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
         while let Some(arrived) = disk.stream.take_block() {
             let slot = arrived.number as usize;
+            if slot >= self.memory.len() {
+                self.take_group(arrived, disk)?;
+                continue;
+            }
             let loading = self.loading[slot].take().expect("the slot was being filled");
             let memory = self.memory[slot].insert(arrived.memory);
             let layer = self.cache.blocks().layer_of(loading.block());
@@ -377,6 +543,13 @@ impl Flow {
         loop {
             while let Some(arrived) = disk.stream.take_block() {
                 let slot = arrived.number as usize;
+                if let Some(index) = slot.checked_sub(self.memory.len()) {
+                    for (_, loading) in self.groups[index].blocks.drain(..) {
+                        self.cache.abandon(loading);
+                    }
+                    self.buffers[index] = Some(arrived.memory);
+                    continue;
+                }
                 self.memory[slot] = Some(arrived.memory);
                 self.ahead[slot] = Ahead::No;
                 self.early.retain(|early| early.0 as usize != slot);
@@ -389,12 +562,27 @@ impl Flow {
             let _ = disk.stream.wait_block(disk.stats);
         }
         self.ahead_reads = 0;
+        self.grouped = 0;
         for slot in self.early.drain(..) {
             self.ahead[slot.0 as usize] = Ahead::No;
             self.cache.unpin(slot);
         }
         self.ran(self.ready.len());
     }
+}
+
+const NOTHING: Extent = Extent { offset: 0, len: 0 };
+
+/// So many pieces of memory of `bytes` each.
+fn split(bytes: u64, count: u32) -> Result<Vec<Option<Slot>>, EngineError> {
+    let bytes = bytes as usize;
+    let mut room = Slot::allocate(bytes * count as usize).map_err(EngineError::memory)?;
+    room.prefer_huge_pages();
+    let mut piece = || {
+        let rest = room.split_off(bytes);
+        Some(std::mem::replace(&mut room, rest))
+    };
+    Ok((0..count).map(|_| piece()).collect())
 }
 
 /// Slots that no block stays in.

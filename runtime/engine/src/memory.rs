@@ -52,6 +52,32 @@ pub struct PlanRequest {
     pub depth: u32,
     /// What sparse decode needs; None: all is dense.
     pub sparse: Option<SparseNeeds>,
+    /// What a small read costs, as bytes of a large one; 0: nothing is read together.
+    pub read_cost_bytes: u64,
+}
+
+/// Wanted blocks that lie near each other are read as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merge {
+    /// What a read costs at least, as bytes of a large one.
+    pub read_cost_bytes: u64,
+    /// Longest read.
+    pub span_bytes: u64,
+    /// Bytes of a buffer for one.
+    pub buffer_bytes: u64,
+}
+
+impl Merge {
+    /// Buffers for merged reads.
+    pub const BUFFERS: u32 = 24;
+    /// Most blocks of a read.
+    pub const MAX_BLOCKS: usize = 16;
+
+    /// What a read of `len` bytes costs.
+    #[must_use]
+    pub fn cost(&self, len: u64) -> u64 {
+        len.max(self.read_cost_bytes)
+    }
 }
 
 /// What sparse decode needs besides slots.
@@ -101,6 +127,8 @@ pub struct MemoryPlan {
     pub slots: u32,
     /// Bytes of a slot.
     pub slot_bytes: u64,
+    /// How blocks are read together, if they are.
+    pub merge: Option<Merge>,
     /// All weights of the file.
     pub weights: ByteCount,
     /// Context in tokens.
@@ -326,6 +354,7 @@ impl Planner<'_> {
             tables: self.tables(),
             slots: 0,
             slot_bytes: 0,
+            merge: self.merge(),
             weights: ByteCount(everything),
             context,
             context_lowered_from: None,
@@ -339,14 +368,14 @@ impl Planner<'_> {
         if room < everything || self.request.sparse.is_some() {
             let ring = match self.request.budget {
                 Budget::Total(_) => {
-                    let most = room.saturating_sub(self.min_slots() + self.row_buffers());
+                    let most = room.saturating_sub(self.min_slots() + self.small_buffers());
                     (room / 8).min(most).clamp(self.min_ring(), self.full_ring())
                 }
                 Budget::WeightCache(_) => self.full_ring(),
             };
             (plan.request_bytes, plan.depth) = self.shape_ring(ring);
-            plan.io_buffers = ByteCount(ring + self.row_buffers());
-            room = room.saturating_sub(ring + self.row_buffers());
+            plan.io_buffers = ByteCount(ring + self.small_buffers());
+            room = room.saturating_sub(ring + self.small_buffers());
         }
         self.place(&mut plan, room);
         plan
@@ -411,7 +440,7 @@ impl Planner<'_> {
         let backend = (self.backend_bytes)(context, pass_tokens.max(1));
         let sections = self.map.layers.len() as u64 + 2;
         let slack = sections * (2 * u64::from(self.request.alignment.offset).max(1) + PAGE);
-        let rows = if ring > 0 { self.row_buffers() } else { 0 };
+        let rows = if ring > 0 { self.small_buffers() } else { 0 };
         let sampler = sampler_bytes(self.config.vocab_size);
         self.request.fixed
             + backend.kv_cache
@@ -425,8 +454,22 @@ impl Planner<'_> {
         (len + 2 * u64::from(self.request.alignment.offset)).next_multiple_of(PAGE)
     }
 
-    fn row_buffers(&self) -> u64 {
+    /// Buffers of embedding rows and of merged reads.
+    fn small_buffers(&self) -> u64 {
+        let merged = self.merge().map_or(0, |merge| merge.buffer_bytes);
         u64::from(ROW_BUFFERS) * self.buffer(self.map.embedding.row_bytes())
+            + u64::from(Merge::BUFFERS) * merged
+    }
+
+    /// Two blocks at least, where reading them one by one would cost more.
+    fn merge(&self) -> Option<Merge> {
+        let block = self.map.layers.iter().map(|layer| layer.ffn.block_stride()).max().unwrap_or(0);
+        let read_cost_bytes = self.request.read_cost_bytes;
+        if self.request.sparse.is_none() || read_cost_bytes <= block / 2 {
+            return None;
+        }
+        let span_bytes = (read_cost_bytes + read_cost_bytes / 2).max(2 * block);
+        Some(Merge { read_cost_bytes, span_bytes, buffer_bytes: self.buffer(span_bytes) })
     }
 
     /// Bytes of one streaming buffer for reads of about `request` bytes: a piece may exceed that by one unit.

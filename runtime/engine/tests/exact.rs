@@ -32,6 +32,7 @@ fn run(bundle: &Arc<Bundle>, case: &Case, store: Box<dyn BlockStore>) -> Vec<u32
         request_bytes: 30_000,
         depth: 3,
         sparse: None,
+        read_cost_bytes: 0,
     };
     let none = |_, _| BackendBytes::default();
     let plan = MemoryPlan::fit(&request, bundle.model(), bundle.weights(), &none).unwrap();

@@ -52,6 +52,7 @@ fn request(budget: Budget) -> PlanRequest {
         request_bytes: 1 << 20,
         depth: 8,
         sparse: None,
+        read_cost_bytes: 0,
     }
 }
 

@@ -40,6 +40,7 @@ struct Case {
     policy: Eviction,
     prefetch: Prefetch,
     system: System,
+    read_cost_bytes: u64,
 }
 
 const POLICIES: [Eviction; 6] = [
@@ -51,6 +52,9 @@ const POLICIES: [Eviction; 6] = [
     Eviction::HotPinned,
 ];
 
+/// What a small read costs; a block of the sample has 768 bytes or a few times that.
+const READ_COSTS: [u64; 3] = [0, 2000, 8000];
+
 const CASE: Case = Case {
     exact_share: 0.3,
     canonical: true,
@@ -59,6 +63,7 @@ const CASE: Case = Case {
     policy: Eviction::Ema,
     prefetch: Prefetch::On,
     system: System::LeanStreamBase,
+    read_cost_bytes: 0,
 };
 
 fn seeded(seed: u64) -> SimOptions {
@@ -113,6 +118,7 @@ impl Sample {
             request_bytes: 30_000,
             depth: 3,
             sparse: sparse.as_ref().map(needs),
+            read_cost_bytes: case.read_cost_bytes,
         };
         let none = |_, _| BackendBytes::default();
         let plan = MemoryPlan::fit(&request, bundle.model(), bundle.weights(), &none)?;
@@ -180,6 +186,7 @@ fn with_all_neurons_logits_are_the_dense_engines() {
                 threads: 1 + seed as usize % 4,
                 policy: POLICIES[seed as usize % 6],
                 system: SYSTEMS[seed as usize % 5],
+                read_cost_bytes: READ_COSTS[seed as usize % 3],
                 ..CASE
             };
             let found = sample.run(&case, seeded(seed), true).unwrap();
@@ -208,6 +215,7 @@ fn canonical_logits_depend_on_nothing_but_who_chooses_how_many() {
                 threads: 1 + seed as usize % 4,
                 policy: POLICIES[seed as usize % 6],
                 prefetch: [Prefetch::Off, Prefetch::On, Prefetch::Auto][seed as usize % 3],
+                read_cost_bytes: READ_COSTS[seed as usize / 3 % 3],
                 ..first
             };
             let found = bits(&sample.run(&case, seeded(seed), true).unwrap());
@@ -223,7 +231,8 @@ fn in_order_of_arrival_sums_differ_by_rounding_only() {
     let canonical = sample.run(&CASE, seeded(0), true).unwrap();
     let scale = canonical.iter().fold(0f32, |m, x| m.max(x.abs()));
     for seed in 0..8 {
-        let case = Case { canonical: false, weight_cache: 0.4, ..CASE };
+        let read_cost_bytes = READ_COSTS[seed as usize % 3];
+        let case = Case { canonical: false, weight_cache: 0.4, read_cost_bytes, ..CASE };
         let found = sample.run(&case, seeded(seed), true).unwrap();
         let worst = found.iter().zip(&canonical).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(worst < 1e-4 * scale, "seed {seed}: {worst} of {scale}");
@@ -237,7 +246,9 @@ fn a_fault_gives_a_retry_or_an_error_never_a_wrong_token() {
     let (mut passed, mut failed) = (0, 0);
     for seed in 0..120 {
         let faults = Faults { eio_per_mille: 20, short_per_mille: 50, ..Faults::default() };
-        let case = Case { weight_cache: 0.4, policy: POLICIES[seed as usize % 6], ..CASE };
+        let (policy, read_cost_bytes) =
+            (POLICIES[seed as usize % 6], READ_COSTS[seed as usize % 3]);
+        let case = Case { weight_cache: 0.4, policy, read_cost_bytes, ..CASE };
         match sample.run(&case, SimOptions { faults, ..seeded(seed) }, true) {
             Ok(found) => {
                 assert!(bits(&found) == wanted, "seed {seed}");
@@ -255,9 +266,10 @@ fn a_fault_gives_a_retry_or_an_error_never_a_wrong_token() {
 #[test]
 fn after_a_fault_the_engine_goes_on() {
     let sample = Sample::new(1);
-    let case = Case { weight_cache: 0.4, canonical: false, ..CASE };
     let mut seen = 0;
     for seed in 0..40 {
+        let read_cost_bytes = READ_COSTS[seed as usize % 3];
+        let case = Case { weight_cache: 0.4, canonical: false, read_cost_bytes, ..CASE };
         let faults = Faults { eio_per_mille: 10, ..Faults::default() };
         let mut engine = match sample.open(&case, SimOptions { faults, ..seeded(seed) }, true) {
             Ok(engine) => engine,
@@ -300,8 +312,9 @@ fn decoding_does_not_allocate() {
     let sample = Sample::new(2);
     let cases = [(0.3, false), (0.3, true), (1.0, true), (0.0, false)];
     for ((exact_share, canonical), system) in cases.into_iter().cycle().zip(SYSTEMS) {
+        let (policy, read_cost_bytes) = (Eviction::Reuse, READ_COSTS[2]);
         let case =
-            Case { exact_share, canonical, threads: 1, system, policy: Eviction::Reuse, ..CASE };
+            Case { exact_share, canonical, threads: 1, system, policy, read_cost_bytes, ..CASE };
         let mut engine = sample.open(&case, seeded(5), true).unwrap();
         engine.prefill(&[1, 2, 3], 0).unwrap();
         engine.decode(4, 0).unwrap();
@@ -338,6 +351,43 @@ fn what_is_read_is_what_the_cache_missed() {
     let least = (after.misses - misses) * ffn.block_stride();
     // Windows of 512 bytes; the dense tensors are resident at this budget.
     assert!(read >= least && read <= least + (after.misses - misses) * 1024, "{read}, {least}");
+}
+
+#[test]
+fn wanted_neighbours_are_read_together() {
+    let sample = Sample::new(1);
+    let run = |canonical, read_cost_bytes| {
+        let prefetch = Prefetch::Off;
+        let case = Case { canonical, weight_cache: 0.5, prefetch, read_cost_bytes, ..CASE };
+        let mut engine = sample.open(&case, seeded(2), true).unwrap();
+        engine.prefill(&[1, 2, 3], 0).unwrap();
+        let (reads, bytes) = (engine.reads(), engine.bytes_read());
+        let mut logits = Vec::new();
+        for token in 0..20 {
+            logits.extend(bits(engine.decode(token * 7, 0).unwrap()));
+        }
+        let counts = engine.cache_counts().unwrap();
+        (engine.reads() - reads, engine.bytes_read() - bytes, counts.misses, logits)
+    };
+    let (reads, bytes, misses, logits) = run(true, 0);
+    // Pieces of the dense tensors are read too, the same number each time.
+    let pieces = reads - misses;
+    for canonical in [true, false] {
+        let mut before = misses;
+        for cost in READ_COSTS.into_iter().skip(1) {
+            let (reads, more, found_misses, found) = run(canonical, cost);
+            let of_blocks = reads - pieces;
+            assert!(of_blocks < before, "{of_blocks} reads at a cost of {cost}, {before} at less");
+            // A read of several brings what lies between too, but never more than they would cost alone.
+            assert!(more - bytes <= (misses - of_blocks) * cost, "{more} bytes, {bytes} alone");
+            before = of_blocks;
+            if canonical {
+                assert!(found == logits && found_misses == misses);
+            }
+        }
+        // Blocks that run as they arrive can be merged more freely.
+        assert!(canonical || before * 2 < misses, "{before} reads for {misses} blocks");
+    }
 }
 
 #[test]

@@ -39,6 +39,7 @@ impl Sample {
             request_bytes: 40_000,
             depth: 3,
             sparse: None,
+            read_cost_bytes: 0,
         };
         let bytes = |_, _| BackendBytes::default();
         MemoryPlan::fit(&request, self.bundle.model(), self.bundle.weights(), &bytes).unwrap()

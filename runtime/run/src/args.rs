@@ -87,6 +87,10 @@ pub struct RunArgs {
     /// How the bundle is read.
     #[arg(long, value_enum, default_value = "auto", hide_short_help = true)]
     pub(crate) io: IoChoice,
+    /// What a small read costs, as bytes of a large one: sparse decode reads blocks that lie near each other together
+    /// where that costs less; 0: never. [default: as this disk was measured]
+    #[arg(long, value_name = "BYTES", value_parser = parse_read_cost, hide_short_help = true)]
+    pub(crate) read_cost: Option<ByteCount>,
     /// When weights are held against their checksums.
     #[arg(long, value_enum, default_value = "first", hide_short_help = true)]
     pub(crate) verify: VerifyChoice,
@@ -322,6 +326,11 @@ pub fn parse_bytes(text: &str) -> Result<ByteCount, String> {
         return Err(format!("{text:?} is out of range"));
     }
     Ok(ByteCount(bytes as u64))
+}
+
+/// A size that may be 0.
+fn parse_read_cost(text: &str) -> Result<ByteCount, String> {
+    if text == "0" { Ok(ByteCount::ZERO) } else { parse_bytes(text) }
 }
 
 pub(crate) fn parse_share(text: &str) -> Result<f64, String> {

@@ -14,6 +14,11 @@ const DEPTHS: [u32; 3] = [4, 8, 16];
 const MAX_IN_FLIGHT_BYTES: u64 = 16 << 20;
 /// Each shape is tried this often, in turns, and its best try counts: others can only slow a disk down.
 const ROUNDS: u32 = 3;
+/// Smallest reads of blocks, and how many of them are in flight.
+const SMALL_BYTES: u64 = 4096;
+const MANY: u32 = 32;
+/// More bytes than this are never read for nothing.
+const MAX_READ_COST_BYTES: u64 = 64 << 10;
 /// Most reads in flight.
 pub(crate) const MAX_DEPTH: u32 = 32;
 /// This part of a budget hardly counts.
@@ -30,6 +35,8 @@ pub(crate) struct Shape {
     pub(crate) request_bytes: u64,
     /// Reads in flight.
     pub(crate) depth: u32,
+    /// What the smallest read costs, as bytes of these.
+    pub(crate) read_cost_bytes: u64,
 }
 
 impl Shape {
@@ -47,7 +54,8 @@ impl Shape {
 }
 
 /// What most disks are content with; used until something was measured.
-pub(crate) const DEFAULT: Shape = Shape { request_bytes: 1 << 20, depth: 8 };
+pub(crate) const DEFAULT: Shape =
+    Shape { request_bytes: 1 << 20, depth: 8, read_cost_bytes: 16 << 10 };
 
 /// The shape for the disk that holds `path`: known from before, or measured now if `room_bytes` allow it.
 pub(crate) fn shape(path: &Path, room_bytes: u64) -> Shape {
@@ -66,23 +74,35 @@ pub(crate) fn shape(path: &Path, room_bytes: u64) -> Shape {
 }
 
 fn measure(path: &Path) -> Result<Shape, IoError> {
+    let shape = |request_bytes, depth| Shape { request_bytes, depth, ..DEFAULT };
     let shapes = REQUEST_BYTES
         .iter()
-        .flat_map(|&request_bytes| DEPTHS.iter().map(move |&depth| Shape { request_bytes, depth }));
+        .flat_map(|&request_bytes| DEPTHS.iter().map(move |&depth| shape(request_bytes, depth)));
     let mut tried: Vec<(Shape, f64)> =
         shapes.filter(|s| s.in_flight_bytes() <= MAX_IN_FLIGHT_BYTES).map(|s| (s, 0.0)).collect();
+    let mut small = 0.0f64;
     for _ in 0..ROUNDS {
+        small = small.max(ls_io::probe::bandwidth(path, SMALL_BYTES as usize, MANY, TRY_MS)?);
         for (shape, best) in &mut tried {
             let request_bytes = shape.request_bytes as usize;
             *best = best.max(ls_io::probe::bandwidth(path, request_bytes, shape.depth, TRY_MS)?);
         }
     }
-    Ok(knee(&tried))
+    Ok(Shape { read_cost_bytes: read_cost(small, best_rate(&tried)), ..knee(&tried) })
+}
+
+fn best_rate(tried: &[(Shape, f64)]) -> f64 {
+    tried.iter().map(|&(_, rate)| rate).fold(0.0, f64::max)
+}
+
+/// Bytes that come at `best` bytes a second while one small read comes, many of which come at `small` bytes a second.
+fn read_cost(small: f64, best: f64) -> u64 {
+    ((SMALL_BYTES as f64 * best / small.max(1.0)) as u64).min(MAX_READ_COST_BYTES)
 }
 
 /// Of (shape, bytes a second), the one with the smallest buffers that is nearly as fast as the fastest.
 fn knee(tried: &[(Shape, f64)]) -> Shape {
-    let best = tried.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+    let best = best_rate(tried);
     let enough = tried.iter().filter(|&&(_, rate)| rate >= ENOUGH * best);
     enough.map(|&(shape, _)| shape).min_by_key(|s| s.in_flight_bytes()).unwrap_or(DEFAULT)
 }
@@ -97,14 +117,20 @@ fn device(path: &Path) -> Option<String> {
 }
 
 fn to_json(shape: Shape) -> Value {
-    json!({ "request_bytes": shape.request_bytes, "depth": shape.depth })
+    json!({
+        "request_bytes": shape.request_bytes,
+        "depth": shape.depth,
+        "read_cost_bytes": shape.read_cost_bytes,
+    })
 }
 
 /// None for anything that was not written by this program.
 fn from_json(value: &Value) -> Option<Shape> {
     let request_bytes = value["request_bytes"].as_u64().filter(|r| REQUEST_BYTES.contains(r))?;
     let depth = u32::try_from(value["depth"].as_u64()?).ok().filter(|d| DEPTHS.contains(d))?;
-    Some(Shape { request_bytes, depth })
+    let read_cost_bytes =
+        value["read_cost_bytes"].as_u64().filter(|&c| c <= MAX_READ_COST_BYTES)?;
+    Some(Shape { request_bytes, depth, read_cost_bytes })
 }
 
 fn read(file: &Path) -> Map<String, Value> {
@@ -126,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_knee_is_the_smallest_that_is_nearly_the_best() {
-        let shape = |request_bytes, depth| Shape { request_bytes, depth };
+        let shape = |request_bytes, depth| Shape { request_bytes, depth, ..DEFAULT };
         let tried = [
             (shape(256 << 10, 4), 500.0),
             (shape(512 << 10, 8), 960.0),
@@ -135,6 +161,14 @@ mod tests {
         ];
         assert_eq!(knee(&tried), shape(512 << 10, 8));
         assert_eq!(knee(&[]), DEFAULT);
+    }
+
+    #[test]
+    fn small_reads_cost_what_large_ones_bring_meanwhile() {
+        // 30,000 reads a second, and 1 GB/s.
+        assert_eq!(read_cost(30_000.0 * 4096.0, 1e9), 33_333);
+        assert_eq!(read_cost(1e9, 1e9), 4096);
+        assert_eq!(read_cost(0.0, 1e9), MAX_READ_COST_BYTES);
     }
 
     #[test]
@@ -147,12 +181,17 @@ mod tests {
     fn a_shape_survives_the_cache_and_nonsense_does_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("deep/disks.json");
-        let shape = Shape { request_bytes: 1 << 20, depth: 4 };
+        let shape = Shape { request_bytes: 1 << 20, depth: 4, read_cost_bytes: 36_000 };
         write(&file, Map::from_iter([("7".to_owned(), to_json(shape))]));
         assert_eq!(read(&file).get("7").and_then(from_json), Some(shape));
-        for nonsense in
-            ["", "[]", "{\"7\": 3}", "{\"7\": {\"request_bytes\": 1, \"depth\": 4}}", "{\"7\": {}}"]
-        {
+        for nonsense in [
+            "{\"7\": {\"request_bytes\": 1048576, \"depth\": 4}}",
+            "",
+            "[]",
+            "{\"7\": 3}",
+            "{\"7\": {\"request_bytes\": 1, \"depth\": 4}}",
+            "{\"7\": {}}",
+        ] {
             std::fs::write(&file, nonsense).unwrap();
             assert_eq!(read(&file).get("7").and_then(from_json), None, "{nonsense}");
         }

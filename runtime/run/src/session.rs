@@ -162,7 +162,12 @@ impl Session {
             // Before weights are loaded there is room to measure in.
             let room = plan.budget.saturating_sub(request.fixed);
             let shape = disk::shape(self.bundle.path(), room.0).deepened(plan.budget.0);
-            (request.request_bytes, request.depth) = (shape.request_bytes, shape.depth);
+            request = PlanRequest {
+                request_bytes: shape.request_bytes,
+                depth: shape.depth,
+                read_cost_bytes: self.read_cost(shape),
+                ..request
+            };
             plan = MemoryPlan::fit(&request, config, map, &backend_bytes)
                 .map_err(EngineError::from)?;
         }
@@ -206,7 +211,12 @@ impl Session {
                     Some(sparse::needs(&self.bundle, columns, self.recording.as_deref())?)
                 }
             },
+            read_cost_bytes: self.read_cost(shape),
         })
+    }
+
+    fn read_cost(&self, shape: Shape) -> u64 {
+        self.args.read_cost.map_or(shape.read_cost_bytes, |cost| cost.0)
     }
 
     fn backend_bytes(&self, workload: Workload) -> impl Fn(u32, u32) -> BackendBytes {

@@ -200,6 +200,7 @@ impl Animal {
             request_bytes: 1 << 14,
             depth,
             sparse: None,
+            read_cost_bytes: 0,
         };
         let options = CpuOptions {
             context: CONTEXT,

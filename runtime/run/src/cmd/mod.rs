@@ -41,6 +41,7 @@ pub fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
         "pass_tokens": plan.pass_tokens,
         "request_bytes": plan.request_bytes,
         "io_depth": plan.depth,
+        "read_cost_bytes": plan.merge.map_or(0, |merge| merge.read_cost_bytes),
     })
 }
 
@@ -60,6 +61,7 @@ pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
     }
     let (prefetched_tokens, _) = engine.prefetched_tokens();
     serde_json::json!({
+        "reads": engine.reads(),
         "wanted_bytes": wanted,
         "prefetched_bytes": expected,
         "demand_hits": counts.demand_hits,
