@@ -14,8 +14,8 @@ const DEPTHS: [u32; 3] = [4, 8, 16];
 const MAX_IN_FLIGHT_BYTES: u64 = 16 << 20;
 /// Each shape is tried this often, in turns, and its best try counts: others can only slow a disk down.
 const ROUNDS: u32 = 3;
-/// Smallest reads of blocks, and how many of them are in flight.
-const SMALL_BYTES: u64 = 4096;
+/// Reads of blocks, small and large ones, and how many of them are in flight.
+const BLOCK_BYTES: [u64; 2] = [4 << 10, 64 << 10];
 const MANY: u32 = 32;
 /// More bytes than this are never read for nothing.
 const MAX_READ_COST_BYTES: u64 = 64 << 10;
@@ -55,7 +55,7 @@ impl Shape {
 
 /// What most disks are content with; used until something was measured.
 pub(crate) const DEFAULT: Shape =
-    Shape { request_bytes: 1 << 20, depth: 8, read_cost_bytes: 16 << 10 };
+    Shape { request_bytes: 1 << 20, depth: 8, read_cost_bytes: 8 << 10 };
 
 /// The shape for the disk that holds `path`: known from before, or measured now if `room_bytes` allow it.
 pub(crate) fn shape(path: &Path, room_bytes: u64) -> Shape {
@@ -80,29 +80,35 @@ fn measure(path: &Path) -> Result<Shape, IoError> {
         .flat_map(|&request_bytes| DEPTHS.iter().map(move |&depth| shape(request_bytes, depth)));
     let mut tried: Vec<(Shape, f64)> =
         shapes.filter(|s| s.in_flight_bytes() <= MAX_IN_FLIGHT_BYTES).map(|s| (s, 0.0)).collect();
-    let mut small = 0.0f64;
+    let mut by_size = [0.0f64; 2];
     for _ in 0..ROUNDS {
-        small = small.max(ls_io::probe::bandwidth(path, SMALL_BYTES as usize, MANY, TRY_MS)?);
+        for (best, bytes) in by_size.iter_mut().zip(BLOCK_BYTES) {
+            *best = best.max(ls_io::probe::bandwidth(path, bytes as usize, MANY, TRY_MS)?);
+        }
         for (shape, best) in &mut tried {
             let request_bytes = shape.request_bytes as usize;
             *best = best.max(ls_io::probe::bandwidth(path, request_bytes, shape.depth, TRY_MS)?);
         }
     }
-    Ok(Shape { read_cost_bytes: read_cost(small, best_rate(&tried)), ..knee(&tried) })
+    Ok(Shape { read_cost_bytes: read_cost(by_size), ..knee(&tried) })
 }
 
-fn best_rate(tried: &[(Shape, f64)]) -> f64 {
-    tried.iter().map(|&(_, rate)| rate).fold(0.0, f64::max)
-}
-
-/// Bytes that come at `best` bytes a second while one small read comes, many of which come at `small` bytes a second.
-fn read_cost(small: f64, best: f64) -> u64 {
-    ((SMALL_BYTES as f64 * best / small.max(1.0)) as u64).min(MAX_READ_COST_BYTES)
+/// What a read costs beside its bytes, as bytes: half of it, since what is read for nothing is sure and what is saved is
+/// not. From the bytes a second of many reads of each of [`BLOCK_BYTES`].
+fn read_cost(bytes_s: [f64; 2]) -> u64 {
+    let bytes = BLOCK_BYTES.map(|bytes| bytes as f64);
+    let [small_s, large_s] = [bytes[0] / bytes_s[0].max(1.0), bytes[1] / bytes_s[1].max(1.0)];
+    let byte_s = (large_s - small_s) / (bytes[1] - bytes[0]);
+    if byte_s <= 0.0 {
+        return MAX_READ_COST_BYTES;
+    }
+    let read_s = (small_s - bytes[0] * byte_s).max(0.0);
+    ((read_s / byte_s / 2.0) as u64).min(MAX_READ_COST_BYTES)
 }
 
 /// Of (shape, bytes a second), the one with the smallest buffers that is nearly as fast as the fastest.
 fn knee(tried: &[(Shape, f64)]) -> Shape {
-    let best = best_rate(tried);
+    let best = tried.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
     let enough = tried.iter().filter(|&&(_, rate)| rate >= ENOUGH * best);
     enough.map(|&(shape, _)| shape).min_by_key(|s| s.in_flight_bytes()).unwrap_or(DEFAULT)
 }
@@ -165,10 +171,12 @@ mod tests {
 
     #[test]
     fn small_reads_cost_what_large_ones_bring_meanwhile() {
-        // 30,000 reads a second, and 1 GB/s.
-        assert_eq!(read_cost(30_000.0 * 4096.0, 1e9), 33_333);
-        assert_eq!(read_cost(1e9, 1e9), 4096);
-        assert_eq!(read_cost(0.0, 1e9), MAX_READ_COST_BYTES);
+        // 20 us a read and 1 ns a byte.
+        let bytes_s = BLOCK_BYTES.map(|bytes| bytes as f64 / (20e-6 + bytes as f64 * 1e-9));
+        assert!(read_cost(bytes_s).abs_diff(10_000) < 2);
+        assert_eq!(read_cost([1e9, 1e9]), 0);
+        assert_eq!(read_cost([1e8, 1.6e9]), MAX_READ_COST_BYTES, "all reads take the same time");
+        assert_eq!(read_cost([2e9, 1e9]), 0);
     }
 
     #[test]
