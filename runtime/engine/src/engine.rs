@@ -194,12 +194,6 @@ impl Engine {
         self.stream.store().counters().bytes
     }
 
-    /// Reads so far.
-    #[must_use]
-    pub fn reads(&self) -> u64 {
-        self.stream.store().counters().reads
-    }
-
     /// What happened to the requests for single blocks, all layers together; None if decode is dense.
     #[must_use]
     pub fn cache_counts(&self) -> Option<Counts> {

@@ -126,7 +126,7 @@ impl Flow {
         let most = ffn.iter().map(FfnExtent::blocks).max().unwrap_or(0) as usize;
         let slots = memory.len();
         let buffers = match plan.merge {
-            Some(merge) => split(merge.buffer_bytes, Merge::BUFFERS)?,
+            Some(merge) => split(merge.buffer_bytes, merge.buffers)?,
             None => Vec::new(),
         };
         let group = |_: &Option<Slot>| Group {
@@ -328,7 +328,9 @@ impl Flow {
                 None => None,
             };
             let Some(bytes) = started else { return };
-            self.layers[self.visited.index()].wanted_bytes += bytes;
+            let stats = &mut self.layers[self.visited.index()];
+            stats.wanted_bytes += bytes;
+            stats.wanted_reads += 1;
             self.wanted.pop();
         }
     }

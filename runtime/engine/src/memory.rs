@@ -65,11 +65,13 @@ pub struct Merge {
     pub span_bytes: u64,
     /// Bytes of a buffer for one.
     pub buffer_bytes: u64,
+    /// Buffers.
+    pub buffers: u32,
 }
 
 impl Merge {
-    /// Buffers for merged reads.
-    pub const BUFFERS: u32 = 24;
+    /// Most buffers that a plan has.
+    const MAX_BUFFERS: u64 = 24;
     /// Most blocks of a read.
     pub const MAX_BLOCKS: usize = 16;
 
@@ -354,7 +356,7 @@ impl Planner<'_> {
             tables: self.tables(),
             slots: 0,
             slot_bytes: 0,
-            merge: self.merge(),
+            merge: None,
             weights: ByteCount(everything),
             context,
             context_lowered_from: None,
@@ -368,14 +370,20 @@ impl Planner<'_> {
         if room < everything || self.request.sparse.is_some() {
             let ring = match self.request.budget {
                 Budget::Total(_) => {
-                    let most = room.saturating_sub(self.min_slots() + self.small_buffers());
+                    let most = room.saturating_sub(self.min_slots() + self.row_buffers());
                     (room / 8).min(most).clamp(self.min_ring(), self.full_ring())
                 }
                 Budget::WeightCache(_) => self.full_ring(),
             };
             (plan.request_bytes, plan.depth) = self.shape_ring(ring);
-            plan.io_buffers = ByteCount(ring + self.small_buffers());
-            room = room.saturating_sub(ring + self.small_buffers());
+            plan.io_buffers = ByteCount(ring + self.row_buffers());
+            room = room.saturating_sub(ring + self.row_buffers());
+        }
+        if let Some(merge) = self.merge(room) {
+            let bytes = merge.buffer_bytes * u64::from(merge.buffers);
+            plan.merge = Some(merge);
+            plan.io_buffers += ByteCount(bytes);
+            room -= bytes;
         }
         self.place(&mut plan, room);
         plan
@@ -440,7 +448,7 @@ impl Planner<'_> {
         let backend = (self.backend_bytes)(context, pass_tokens.max(1));
         let sections = self.map.layers.len() as u64 + 2;
         let slack = sections * (2 * u64::from(self.request.alignment.offset).max(1) + PAGE);
-        let rows = if ring > 0 { self.small_buffers() } else { 0 };
+        let rows = if ring > 0 { self.row_buffers() } else { 0 };
         let sampler = sampler_bytes(self.config.vocab_size);
         self.request.fixed
             + backend.kv_cache
@@ -454,22 +462,23 @@ impl Planner<'_> {
         (len + 2 * u64::from(self.request.alignment.offset)).next_multiple_of(PAGE)
     }
 
-    /// Buffers of embedding rows and of merged reads.
-    fn small_buffers(&self) -> u64 {
-        let merged = self.merge().map_or(0, |merge| merge.buffer_bytes);
+    fn row_buffers(&self) -> u64 {
         u64::from(ROW_BUFFERS) * self.buffer(self.map.embedding.row_bytes())
-            + u64::from(Merge::BUFFERS) * merged
     }
 
-    /// Two blocks at least, where reading them one by one would cost more.
-    fn merge(&self) -> Option<Merge> {
+    /// Reads of two blocks at least, where reading them one by one would cost more; in a small part of `room`, so that the
+    /// smallest plans do without.
+    fn merge(&self, room: u64) -> Option<Merge> {
         let block = self.map.layers.iter().map(|layer| layer.ffn.block_stride()).max().unwrap_or(0);
         let read_cost_bytes = self.request.read_cost_bytes;
         if self.request.sparse.is_none() || read_cost_bytes <= block / 2 {
             return None;
         }
         let span_bytes = (read_cost_bytes + read_cost_bytes / 2).max(2 * block);
-        Some(Merge { read_cost_bytes, span_bytes, buffer_bytes: self.buffer(span_bytes) })
+        let buffer_bytes = self.buffer(span_bytes);
+        let spare = room.saturating_sub(self.min_slots());
+        let buffers = (spare / 8 / buffer_bytes).min(Merge::MAX_BUFFERS) as u32;
+        (buffers > 0).then_some(Merge { read_cost_bytes, span_bytes, buffer_bytes, buffers })
     }
 
     /// Bytes of one streaming buffer for reads of about `request` bytes: a piece may exceed that by one unit.

@@ -28,8 +28,10 @@ pub struct Stats {
 /// What sparse decode did in one layer. Hits and misses are counted by the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerStats {
-    /// Bytes read because they were wanted.
+    /// Bytes read because they were wanted, what lies between blocks that are read together included.
     pub wanted_bytes: u64,
+    /// Reads of these.
+    pub wanted_reads: u64,
     /// Bytes read ahead.
     pub expected_bytes: u64,
     /// Computation waited this long for reads.

@@ -6,7 +6,7 @@ use ls_bundle::model::{
     WeightTypes,
 };
 use ls_bundle::plan_weights;
-use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
+use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest, SparseNeeds};
 use ls_io::Alignment;
 use proptest::prelude::*;
 
@@ -130,4 +130,31 @@ fn a_weight_cache_is_a_share_of_the_weights_with_the_rest_on_top() {
     assert!((0.18..=0.2).contains(&share), "{share}");
     let plan = fit(&request(Budget::WeightCache(1.0))).unwrap();
     assert_eq!(plan.resident(), plan.weights);
+}
+
+#[test]
+fn reading_together_takes_what_is_spare_and_never_raises_the_minimum() {
+    let (config, map) = smollm2();
+    let needs = SparseNeeds { table_bytes: 40 << 20, book_bytes: 1 << 20 };
+    let ask = |bytes, read_cost_bytes| PlanRequest {
+        sparse: Some(needs),
+        read_cost_bytes,
+        ..request(Budget::Total(ByteCount(bytes)))
+    };
+    let minimum = |cost| MemoryPlan::minimum(&ask(0, cost), &config, &map, &backend_bytes);
+    assert_eq!(minimum(0), minimum(64 << 10));
+    let smallest = fit(&ask(minimum(0).0, 64 << 10)).unwrap();
+    assert_eq!(smallest.merge, None);
+    for mib in [100, 130, 200] {
+        let plan = fit(&ask(mib << 20, 12_000)).unwrap();
+        let merge = plan.merge.expect("there is room");
+        assert!(merge.span_bytes >= 2 * map.layers[0].ffn.block_stride());
+        assert!(plan.planned() <= plan.budget && plan.slots > 0, "{plan:?}");
+        let without = fit(&ask(mib << 20, 0)).unwrap();
+        assert_eq!(without.merge, None);
+        let buffers = merge.buffer_bytes * u64::from(merge.buffers);
+        assert!(plan.io_buffers.0 - without.io_buffers.0 == buffers && buffers < 1 << 20);
+    }
+    // Large blocks are read alone: a read costs little beside their bytes.
+    assert_eq!(fit(&ask(200 << 20, 2000)).unwrap().merge, None);
 }

@@ -48,11 +48,12 @@ pub fn plan_json(plan: &MemoryPlan) -> serde_json::Value {
 /// What sparse decode did since the engine was opened, all layers together; no fields if decode is dense.
 pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
     let Some(counts) = engine.cache_counts() else { return serde_json::json!({}) };
-    let (mut wanted, mut expected, mut predictions) = (0, 0, 0);
+    let (mut wanted, mut reads, mut expected, mut predictions) = (0, 0, 0, 0);
     let (mut stalled_s, mut predicting_s) = (0.0, 0.0);
     let mut audit = Audit::default();
     for (layer, _) in engine.layer_stats() {
         wanted += layer.wanted_bytes;
+        reads += layer.wanted_reads;
         expected += layer.expected_bytes;
         predictions += layer.predictions;
         audit += layer.audit;
@@ -61,8 +62,8 @@ pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
     }
     let (prefetched_tokens, _) = engine.prefetched_tokens();
     serde_json::json!({
-        "reads": engine.reads(),
         "wanted_bytes": wanted,
+        "wanted_reads": reads,
         "prefetched_bytes": expected,
         "demand_hits": counts.demand_hits,
         "prefetch_hits": counts.prefetch_hits,
