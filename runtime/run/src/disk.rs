@@ -23,6 +23,9 @@ const MAX_READ_COST_BYTES: u64 = 64 << 10;
 pub(crate) const MAX_DEPTH: u32 = 32;
 /// This part of a budget hardly counts.
 const LITTLE: u64 = 64;
+/// Larger requests bring no disk more.
+const LARGE_BYTES: u64 = 1 << 20;
+const PAGE: u64 = 4096;
 /// Time of one try.
 const TRY_MS: u64 = 30;
 /// The smallest buffers with this share of the best throughput are enough.
@@ -40,12 +43,14 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The same with as many buffers as hardly count in `budget_bytes`: the disk goes on while resident weights are
-    /// computed with, which takes longer the more of them there are.
+    /// The same with as many buffers as hardly count in `budget_bytes`, and larger ones: the disk goes on while resident
+    /// weights are computed with, which takes longer the more of them there are.
     pub(crate) fn deepened(self, budget_bytes: u64) -> Shape {
-        let hardly = budget_bytes / LITTLE / self.request_bytes;
-        let most = u32::try_from(hardly).unwrap_or(MAX_DEPTH).min(MAX_DEPTH);
-        Shape { depth: self.depth.max(most), ..self }
+        let little = budget_bytes / LITTLE;
+        let larger = (little / 16).min(LARGE_BYTES) / PAGE * PAGE;
+        let request_bytes = self.request_bytes.max(larger);
+        let most = (little / request_bytes).min(u64::from(MAX_DEPTH));
+        Shape { request_bytes, depth: self.depth.max(most as u32), ..self }
     }
 
     fn in_flight_bytes(self) -> u64 {
@@ -181,8 +186,14 @@ mod tests {
 
     #[test]
     fn buffers_grow_with_the_budget_but_not_beyond_what_hardly_counts() {
-        let depth_at = |mib: u64| DEFAULT.deepened(mib << 20).depth;
-        assert_eq!([96, 512, 640, 1024, 1600, 4096].map(depth_at), [8, 8, 10, 16, 25, 32]);
+        let at = |shape: Shape, mib: u64| {
+            let Shape { request_bytes, depth, .. } = shape.deepened(mib << 20);
+            (request_bytes >> 10, depth)
+        };
+        assert_eq!([96, 640, 1600, 4096].map(|mib| at(DEFAULT, mib).1), [8, 10, 25, 32]);
+        let small = Shape { request_bytes: 256 << 10, depth: 4, ..DEFAULT };
+        let wanted = [(256, 6), (256, 10), (1024, 19), (1024, 32)];
+        assert_eq!([96, 160, 1228, 4096].map(|mib| at(small, mib)), wanted);
     }
 
     #[test]
