@@ -4,14 +4,16 @@
 use ls_bundle::files;
 use ls_io::IoError;
 use serde_json::{Map, Value, json};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What is tried. Smaller requests only cost processor time, larger buffers only memory.
 const REQUEST_BYTES: [u64; 4] = [256 << 10, 512 << 10, 1 << 20, 2 << 20];
 const DEPTHS: [u32; 3] = [4, 8, 16];
-/// Largest buffers of the measurement.
-const MAX_IN_FLIGHT_BYTES: u64 = 16 << 20;
+/// Buffers of the measurement. With smaller ones a disk may be as fast while nobody computes, but what arrives has to wait
+/// somewhere while something is computed.
+const IN_FLIGHT_BYTES: RangeInclusive<u64> = 4 << 20..=16 << 20;
 /// Each shape is tried this often, in turns, and its best try counts: others can only slow a disk down.
 const ROUNDS: u32 = 3;
 /// Reads of blocks, small and large ones, and how many of them are in flight.
@@ -69,7 +71,7 @@ pub(crate) fn shape(path: &Path, room_bytes: u64) -> Shape {
     if let Some(shape) = known.get(&device).and_then(from_json) {
         return shape;
     }
-    if room_bytes < MAX_IN_FLIGHT_BYTES {
+    if room_bytes < *IN_FLIGHT_BYTES.end() {
         return DEFAULT;
     }
     let Ok(shape) = measure(path) else { return DEFAULT };
@@ -83,8 +85,10 @@ fn measure(path: &Path) -> Result<Shape, IoError> {
     let shapes = REQUEST_BYTES
         .iter()
         .flat_map(|&request_bytes| DEPTHS.iter().map(move |&depth| shape(request_bytes, depth)));
-    let mut tried: Vec<(Shape, f64)> =
-        shapes.filter(|s| s.in_flight_bytes() <= MAX_IN_FLIGHT_BYTES).map(|s| (s, 0.0)).collect();
+    let mut tried: Vec<(Shape, f64)> = shapes
+        .filter(|s| IN_FLIGHT_BYTES.contains(&s.in_flight_bytes()))
+        .map(|s| (s, 0.0))
+        .collect();
     let mut by_size = [0.0f64; 2];
     for _ in 0..ROUNDS {
         for (best, bytes) in by_size.iter_mut().zip(BLOCK_BYTES) {
