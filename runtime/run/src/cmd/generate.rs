@@ -55,7 +55,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         ignore_eos: args.ignore_eos,
     };
     let mut generated = Generated::default();
-    generated.tokens.reserve(args.n_predict as usize);
+    generated.tokens.reserve(args.n_predict.min(plan.context + 1) as usize);
     let (mut failed, asked) = (None, started.elapsed());
     let mut waited_before = Duration::ZERO;
     let mut answer = speaker.answer(&question, &mut |step, engine| {
