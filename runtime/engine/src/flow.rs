@@ -254,7 +254,6 @@ impl Flow {
     /// Waits for a wanted block, or a few of them if more are on their way: each call that computes costs a little.
     pub(crate) fn wait(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
         let since = std::time::Instant::now();
-        let traced = disk.timeline.begin();
         loop {
             let went_on = disk.stream.wait_block(disk.stats)?;
             assert!(went_on, "a block that is waited for is being read, or the disk is busy");
@@ -265,7 +264,7 @@ impl Flow {
             }
         }
         self.layers[self.visited.index()].stalled += since.elapsed();
-        disk.timeline.end(traced, Span::Wait, Some(self.visited), self.ready.len());
+        disk.timeline.end(Some(since), Span::Wait, Some(self.visited), self.ready.len());
         Ok(())
     }
 

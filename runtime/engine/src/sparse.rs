@@ -352,13 +352,13 @@ impl SparseFfn {
 
     /// `predicted` for a layer, from the present residual.
     fn predict(&mut self, visit: &mut Visit<'_>, target: LayerId) {
-        let (since, traced) = (Instant::now(), visit.disk.timeline.begin());
+        let since = Instant::now();
         let blocks = self.flow.ffn(target).blocks() as usize;
         let predictor = self.predictor.as_mut().expect("a system that chooses has a predictor");
         visit.backend.feature(&mut self.feature);
         predictor.predict(target, &self.feature, &mut self.predicted[..blocks]);
         self.predicted_for = Some(target);
-        visit.disk.timeline.end(traced, Span::Predict, Some(target), 0);
+        visit.disk.timeline.end(Some(since), Span::Predict, Some(target), 0);
         let stats = self.flow.layer_stats(target);
         stats.predictions += 1;
         stats.predicting += since.elapsed();

@@ -108,7 +108,7 @@ impl Timeline {
         (self.events.capacity() > 0).then(Instant::now)
     }
 
-    /// The end of a span that began at `since`.
+    /// The end of a span that began at `since`; where nothing is kept that may be known or not.
     pub(crate) fn end(
         &mut self,
         since: Option<Instant>,
@@ -116,7 +116,7 @@ impl Timeline {
         layer: Option<LayerId>,
         count: usize,
     ) {
-        let Some(since) = since else { return };
+        let Some(since) = since.filter(|_| self.events.capacity() > 0) else { return };
         let took = u32::try_from(since.elapsed().as_nanos()).unwrap_or(u32::MAX);
         let at = since.duration_since(self.origin);
         self.keep(Event::Span { at, took, span, layer, count: count as u32 });

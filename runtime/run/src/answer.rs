@@ -115,7 +115,7 @@ impl Speaker {
 
     /// The bundle.
     #[must_use]
-    pub fn bundle(&self) -> &Arc<Bundle> {
+    pub fn bundle(&self) -> &Bundle {
         &self.bundle
     }
 

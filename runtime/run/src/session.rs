@@ -17,8 +17,6 @@ use ls_engine::{Engine, EngineError, EngineOptions, Recording, SparseOptions, Ve
 use ls_io::{BlockStore, Prefer, StoreOptions};
 use std::sync::Arc;
 
-/// Most streaming reads in flight.
-const MAX_DEPTH: u32 = disk::MAX_DEPTH;
 /// Most reads of single blocks in flight.
 const MAX_BLOCK_READS: u32 = 48;
 /// Code that is not touched yet when the plan is made, allocator slack, the runtime's own small buffers.
@@ -68,7 +66,7 @@ impl Session {
         };
         let bundle = Bundle::open_with(&args.bundle, checksums)?;
         let options = StoreOptions {
-            depth: MAX_DEPTH + MAX_BLOCK_READS + ls_engine::memory::ROW_BUFFERS,
+            depth: disk::MAX_DEPTH + MAX_BLOCK_READS + ls_engine::memory::ROW_BUFFERS,
             prefer: match args.io {
                 IoChoice::Auto => Prefer::Auto,
                 IoChoice::Uring => Prefer::Uring,

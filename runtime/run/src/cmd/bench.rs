@@ -2,7 +2,7 @@
 
 use crate::args::BenchArgs;
 use crate::cmd::plan::{Load, Machine};
-use crate::cmd::{extend, plan_json, print_json, print_line, sparse_json};
+use crate::cmd::{extend, plan_json, print_audit, print_json, print_line, sparse_json};
 use crate::session::{Session, Workload, peak_resident};
 use crate::system::System;
 use crate::trace::Trace;
@@ -113,6 +113,9 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         extend(&mut object, system.describe());
         extend(&mut object, sparse_json(&engine));
         print_json(&object)?;
+    }
+    if !args.json {
+        print_audit(&engine)?;
     }
     trace.end(&mut engine)
 }

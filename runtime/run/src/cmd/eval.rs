@@ -1,7 +1,7 @@
 //! `ls-run eval`.
 
 use crate::args::PerplexityArgs;
-use crate::cmd::{extend, plan_json, print_json, print_line, sparse_json};
+use crate::cmd::{extend, plan_json, print_audit, print_json, print_line, sparse_json};
 use crate::exit::UsageError;
 use crate::progress::Progress;
 use crate::session::{Session, Workload, peak_resident};
@@ -72,7 +72,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> anyhow::Result<()> {
     }
     print_line(&format!(
         "perplexity {perplexity:.4} over {scored} tokens in {windows} windows of {window} ({seconds:.1} s)"
-    ))
+    ))?;
+    print_audit(&engine)
 }
 
 /// The text's tokens, at least a window of them.

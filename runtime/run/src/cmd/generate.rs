@@ -12,7 +12,6 @@ use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest prompt read from standard input, bytes.
@@ -79,8 +78,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     }
     answer.first_token += asked;
     trace.end(speaker.engine_mut())?;
-    let bundle = Arc::clone(speaker.bundle());
-    let engine = speaker.engine_mut();
+    let (bundle, engine) = (speaker.bundle(), speaker.engine());
     report(args, &plan, engine, system, &answer, &generated)?;
     if is_dense && answer.tokens >= LEAST_TOKENS && !args.json {
         let machine = Machine::as_loaded(engine, threads);
