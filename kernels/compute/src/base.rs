@@ -3,39 +3,46 @@
 //! The base always runs for every neuron. Its gate and up rows estimate each activation and what it would cost to go
 //! on with the estimate; its down column stands in for the neurons that do not run exactly.
 
-use ls_bundle::low_bit::{Codebook, RecordLayout};
+use ls_bundle::low_bit::Codebook;
+use ls_bundle::tiles::{Over, Tiles, matrix_bytes};
 
-/// The low-bit copies of a layer's neurons, side by side.
+/// The low-bit copies of a layer's neurons, the layer's first neuron (in file order) first.
 #[derive(Clone, Copy, Debug)]
 pub struct BaseNeurons<'a> {
     bytes: &'a [u8],
     hidden: u32,
-    codebooks: [Option<Codebook>; 3],
-    /// Bytes of gate row, up row and down column.
-    parts: [usize; 3],
+    neurons: u32,
+    gate: Tiles<'a>,
+    up: Tiles<'a>,
+    down: Option<Tiles<'a>>,
 }
 
 impl<'a> BaseNeurons<'a> {
-    /// Records of neurons with rows of `hidden` weights, the layer's first neuron (in file order) first; without a
-    /// codebook for down there are no down columns, and no stand-ins (a *sketch*).
+    /// The matrices of `neurons` neurons with rows of `hidden` weights, one behind the other; without a codebook for down
+    /// there is no third, and there are no stand-ins (a *sketch*).
     ///
-    /// Panics if `hidden` is no multiple of 64, or if `bytes` are not whole records.
+    /// Panics if `hidden` is no multiple of 64, or if `bytes` are not these matrices.
     #[must_use]
     pub fn new(
         bytes: &'a [u8],
-        hidden: u32,
+        (neurons, hidden): (u32, u32),
         [gate, up]: [Codebook; 2],
         down: Option<Codebook>,
     ) -> BaseNeurons<'a> {
-        let codebooks = [Some(gate), Some(up), down];
-        let bits = codebooks.map(|codebook| codebook.map(|codebook| codebook.bits()));
-        let layout = RecordLayout::new(hidden, bits).expect("rows of whole groups");
-        assert!(bytes.len().is_multiple_of(layout.bytes()), "records of {} bytes", layout.bytes());
-        let parts = bits.map(|bits| bits.map_or(0, |bits| bits.row_bytes(hidden)));
-        BaseNeurons { bytes, hidden, codebooks, parts }
+        let mut rest = bytes;
+        let mut next = |codebook: Codebook, over| {
+            let len = matrix_bytes(codebook.bits(), neurons, hidden);
+            let (matrix, behind) = rest.split_at(len);
+            rest = behind;
+            Tiles::new(codebook, over, (neurons, hidden), matrix)
+        };
+        let (gate, up) = (next(gate, Over::Hidden), next(up, Over::Hidden));
+        let down = down.map(|codebook| next(codebook, Over::Neurons));
+        assert!(rest.is_empty(), "{} bytes behind the matrices", rest.len());
+        BaseNeurons { bytes, hidden, neurons, gate, up, down }
     }
 
-    /// All records, one behind the other.
+    /// All matrices, one behind the other.
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
@@ -50,36 +57,19 @@ impl<'a> BaseNeurons<'a> {
     /// Number of neurons.
     #[must_use]
     pub fn neurons(&self) -> usize {
-        self.bytes.len() / self.record_bytes()
+        self.neurons as usize
     }
 
-    /// Bytes of a neuron.
+    /// Gate and up.
     #[must_use]
-    pub fn record_bytes(&self) -> usize {
-        self.parts.iter().sum()
+    pub fn gate_and_up(&self) -> [&Tiles<'a>; 2] {
+        [&self.gate, &self.up]
     }
 
-    /// What the codes of gate and up rows stand for.
+    /// Down, unless this is a sketch.
     #[must_use]
-    pub fn gate_and_up(&self) -> [Codebook; 2] {
-        let [gate, up, _] = self.codebooks;
-        [gate, up].map(|codebook| codebook.expect("gate and up are always there"))
-    }
-
-    /// What the codes of down columns stand for, if there are any.
-    #[must_use]
-    pub fn down(&self) -> Option<Codebook> {
-        self.codebooks[2]
-    }
-
-    /// Gate row, up row and down column of neuron `index`; the last is empty where there are none.
-    #[must_use]
-    #[inline]
-    pub fn neuron(&self, index: usize) -> [&'a [u8]; 3] {
-        let record = &self.bytes[index * self.record_bytes()..][..self.record_bytes()];
-        let (gate, rest) = record.split_at(self.parts[0]);
-        let (up, down) = rest.split_at(self.parts[1]);
-        [gate, up, down]
+    pub fn down(&self) -> Option<&Tiles<'a>> {
+        self.down.as_ref()
     }
 }
 

@@ -1,14 +1,13 @@
 //! One token's FFN beside a low-bit base: estimates of all activations, stand-ins for the neurons that do not run.
 
 use crate::backend::CpuBackend;
-use crate::memory::LANES;
-use crate::simd::Activations;
-use crate::simd::low_bit::{ROWS, spread};
+use crate::simd::low_bit::{BLOCK_TILES, TILE};
+use crate::simd::{Ops, QuantBlock, block_count};
+use bytemuck::Zeroable;
+use ls_bundle::low_bit::UNIT;
+use ls_bundle::tiles::{Tiles, code_bytes, tile_bytes};
 use ls_compute::{BaseNeurons, BaseTables, is_chosen};
 use std::ops::Range;
-
-/// Neurons of an item of estimates.
-const ITEM_NEURONS: usize = 64;
 
 impl CpuBackend {
     /// Panics unless `base` and `tables` fit the model, and the pass is decode.
@@ -24,89 +23,83 @@ impl CpuBackend {
         let (ops, buffers) = (self.ops, &mut self.buffers);
         let h = &buffers.h[..self.shape.hidden];
         (ops.quantise)(h, &mut buffers.quants);
-        let h = Activations { floats: h, quants: &buffers.quants };
+        let h = &buffers.quants[..block_count(self.shape.hidden)];
         let (estimates, scores) = (buffers.estimates.shared(), buffers.scores.shared());
-        let [gate_codebook, up_codebook] = base.gate_and_up();
-        let ahead = AHEAD_BATCHES * ROWS * base.record_bytes();
-        self.pool.run(base.neurons().div_ceil(ITEM_NEURONS), &|_, item| {
-            let first = item * ITEM_NEURONS;
-            let count = ITEM_NEURONS.min(base.neurons() - first);
-            let (mut gate, mut up) = ([0f32; ITEM_NEURONS], [0f32; ITEM_NEURONS]);
-            let (gate, up) = (&mut gate[..count], &mut up[..count]);
-            let batches = gate.chunks_mut(ROWS).zip(up.chunks_mut(ROWS));
-            for ((gate, up), first) in batches.zip((first..).step_by(ROWS)) {
-                let (mut gates, mut ups) = ([&[][..]; ROWS], [&[][..]; ROWS]);
-                let count = gate.len();
-                for i in 0..count {
-                    [gates[i], ups[i], _] = base.neuron(first + i);
-                }
-                (ops.low_bit.dot)(&gates[..count], &gate_codebook, h, gate, ahead);
-                (ops.low_bit.dot)(&ups[..count], &up_codebook, h, up, ahead);
-            }
+        let [gate, up] = base.gate_and_up();
+        self.pool.run(base.neurons().div_ceil(TILE), &|_, item| {
+            let product = |tiles: &Tiles<'_>| {
+                let mut sums = [0.0; TILE];
+                let (tiles, codebook) = (tiles.row(item), tiles.codebook());
+                (ops.low_bit.by_output)(tiles, codebook, h, &mut sums);
+                sums.map(|sum| sum / UNIT)
+            };
+            let (gate, up) = (product(gate), product(up));
+            let first = item * TILE;
+            let count = TILE.min(base.neurons() - first);
             // SAFETY: items have disjoint neurons.
             let (estimates, scores) =
                 unsafe { (estimates.slice(first, count), scores.slice(first, count)) };
+            let (gate, up) = (&gate[..count], &up[..count]);
             rate(ops.swiglu, gate, up, tables, first..first + count, estimates, scores);
         });
     }
 
-    /// Neurons: item = accumulator. Neuron i adds to accumulator i / 4 % 16, ascending.
+    /// `stand_ins`: the constant, and what the base has for the neurons that are not chosen. Item = tile of outputs.
     pub(crate) fn stand_in_one(
         &mut self,
         base: &BaseNeurons<'_>,
         tables: &BaseTables<'_>,
         chosen: &[u64],
     ) {
-        let hidden = self.shape.hidden;
         let (ops, buffers) = (self.ops, &mut self.buffers);
-        let estimates = &buffers.estimates[..base.neurons()];
+        let neurons = base.neurons();
+        // The last tile of neurons may be filled up.
+        let (factors, filled) =
+            buffers.factors[..neurons.next_multiple_of(TILE)].split_at_mut(neurons);
+        for (neuron, factor) in factors.iter_mut().enumerate() {
+            let factor_of =
+                || tables.offset[neuron] + tables.slope[neuron] * buffers.estimates[neuron];
+            *factor = if is_chosen(chosen, neuron) { 0.0 } else { factor_of() };
+        }
+        filled.fill(0.0);
+        let factors = &buffers.factors[..neurons.next_multiple_of(TILE)];
         let sums = buffers.stand_ins.shared();
-        let ahead = AHEAD_BATCHES * LANES * ROWS * base.record_bytes();
-        self.pool.run(LANES, &|_, lane| {
-            // SAFETY: an item has an accumulator of its own.
-            let acc = unsafe { sums.slice(lane * hidden, hidden) };
-            acc.fill(0.0);
-            if lane == 0 {
-                for (k, constant) in tables.constant.iter().enumerate() {
-                    acc[spread(k)] = *constant;
-                }
-            }
-            let Some(codebook) = base.down() else { return };
-            let mut neurons = (lane * ROWS..base.neurons())
-                .step_by(LANES * ROWS)
-                .flat_map(|first| first..(first + ROWS).min(base.neurons()))
-                .filter(|&neuron| !is_chosen(chosen, neuron));
-            loop {
-                let (mut downs, mut factors, mut count) = ([&[][..]; ROWS], [0f32; ROWS], 0);
-                for neuron in neurons.by_ref().take(ROWS) {
-                    downs[count] = base.neuron(neuron)[2];
-                    factors[count] =
-                        tables.offset[neuron] + tables.slope[neuron] * estimates[neuron];
-                    count += 1;
-                }
-                if count == 0 {
-                    break;
-                }
-                (ops.low_bit.axpy)(&downs[..count], &codebook, &factors[..count], acc, ahead);
+        self.pool.run(self.shape.hidden / TILE, &|_, item| {
+            // SAFETY: items have disjoint outputs.
+            let sums = unsafe { sums.slice(item * TILE, TILE) };
+            sums.copy_from_slice(&tables.constant[item * TILE..][..TILE]);
+            if let Some(down) = base.down() {
+                let mut products = [0.0; TILE];
+                add_inputs(ops, down, item, factors, &mut products);
+                sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += product / UNIT);
             }
         });
-        // The first accumulator becomes their sum, the first first.
-        let (sum, lanes) = buffers.stand_ins.split_at_mut(hidden);
-        for lane in lanes.chunks_exact(hidden) {
-            sum.iter_mut().zip(lane).for_each(|(sum, lane)| *sum += lane);
-        }
     }
 
     /// x += the sum of stand-ins.
     pub(crate) fn add_stand_ins(&mut self) {
         for k in 0..self.shape.hidden {
-            self.buffers.x[k] += self.buffers.stand_ins[spread(k)];
+            self.buffers.x[k] += self.buffers.stand_ins[k];
         }
     }
 }
 
-/// Batches that are fetched before they are needed.
-const AHEAD_BATCHES: usize = 1;
+/// Adds the products of a row of tiles, whose scales are the inputs'.
+fn add_inputs(ops: &Ops, tiles: &Tiles<'_>, row: usize, x: &[f32], sums: &mut [f32; TILE]) {
+    let bits = tiles.codebook().bits();
+    let mut folded = [0f32; BLOCK_TILES * TILE];
+    let mut quants = [QuantBlock::zeroed()];
+    let some = tiles.row(row).chunks(BLOCK_TILES * tile_bytes(bits));
+    for (tiles_of, x) in some.zip(x.chunks(BLOCK_TILES * TILE)) {
+        let folded = &mut folded[..x.len()];
+        let each = tiles_of.chunks_exact(tile_bytes(bits)).zip(x.chunks_exact(TILE));
+        for ((tile, x), folded) in each.zip(folded.chunks_exact_mut(TILE)) {
+            (ops.low_bit.fold)(&tile[code_bytes(bits)..], x, folded);
+        }
+        (ops.quantise)(folded, &mut quants);
+        (ops.low_bit.by_input)(tiles_of, tiles.codebook(), &quants, sums);
+    }
+}
 
 /// Estimated activations and their expected errors, from the products of gate and up; `neurons` are these.
 fn rate(
@@ -120,7 +113,7 @@ fn rate(
 ) {
     // SiLU(gate) first.
     scores.copy_from_slice(gate);
-    swiglu(scores, &[1.0; ITEM_NEURONS][..gate.len()]);
+    swiglu(scores, &[1.0; TILE][..gate.len()]);
     let down_error = &tables.down_error[neurons.clone()];
     let gate_error = &tables.gate_error[neurons.clone()];
     let up_error = &tables.up_error[neurons];

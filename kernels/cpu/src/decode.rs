@@ -3,7 +3,6 @@
 use crate::backend::{CpuBackend, matrix_row};
 use crate::buffer::SharedMut;
 use crate::memory::LANES;
-use crate::simd::low_bit::spread;
 use crate::simd::{Activations, Ops, QuantBlock, RowOps};
 use ls_bundle::model::DType;
 use ls_compute::{MatrixRows, NeuronBlocks, Projection, ProjectionPart, row_norm};
@@ -103,7 +102,7 @@ impl CpuBackend {
         out.iter_mut().zip(&self.buffers.x[..hidden]).for_each(|(sum, x)| *sum += *x);
         if self.ffn.stand_ins {
             for (k, x) in out.iter_mut().enumerate() {
-                *x += self.buffers.stand_ins[spread(k)];
+                *x += self.buffers.stand_ins[k];
             }
         }
     }

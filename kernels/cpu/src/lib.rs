@@ -11,7 +11,8 @@
 //!   all have the same);
 //! - decode's FFN adds neuron i to one of 16 accumulators, i / 4 % 16, neurons ascending (single blocks: as they are
 //!   given), and then the accumulators;
-//! - low-bit stand-ins have 16 accumulators of their own, i / 4 % 16, the first of which starts from the constant;
+//! - low-bit tiles are summed as integers, 32 inputs at a time, and these sums by f32, inputs ascending; stand-ins are
+//!   added to the constant, and their sum to what runs exactly;
 //! - prefill's sums go over k ascending, one fused multiply-add after another, whatever the tile;
 //! - attention goes over blocks of keys at fixed multiples of positions, and over blocks ascending;
 //! - the log-likelihoods' sums go over 64 rows of the head, and over these ascending.

@@ -9,6 +9,7 @@ use crate::score::{SCORE_ROWS, SCORE_TOKENS, SCORE_WAVE};
 use crate::simd::{PANEL, QuantBlock, block_count};
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::ModelConfig;
+use ls_bundle::tiles::TILE;
 use ls_compute::{KvDType, Shape};
 use ls_sync::{AllocateError, Slot};
 
@@ -55,6 +56,8 @@ pub(crate) struct Plan {
     quants: usize,
     lanes: usize,
     estimates: usize,
+    factors: usize,
+    stand_ins: usize,
     activations: usize,
     partials: usize,
     logits: usize,
@@ -84,8 +87,10 @@ pub(crate) struct Buffers {
     pub(crate) quants: Buffer<QuantBlock>,
     /// Decode's FFN sums; LANES x hidden.
     pub(crate) lanes: Buffer<f32>,
-    /// The sums of its stand-ins, weights spread; LANES x hidden.
+    /// The sums of its stand-ins; hidden.
     pub(crate) stand_ins: Buffer<f32>,
+    /// What their neurons' down columns are multiplied with; ffn, in whole tiles.
+    pub(crate) factors: Buffer<f32>,
     /// Activations that decode estimates; ffn.
     pub(crate) estimates: Buffer<f32>,
     /// What their errors are expected to be; ffn.
@@ -132,6 +137,8 @@ impl Plan {
             quants: block_count(shape.hidden.max(shape.query_width)),
             lanes: LANES * shape.hidden,
             estimates: shape.ffn,
+            factors: shape.ffn.next_multiple_of(TILE),
+            stand_ins: shape.hidden,
             activations: block * ACTIVATION_NEURONS,
             partials: shape.heads * context.div_ceil(KEY_CHUNK) * (shape.head_dim + 2),
             logits: shape.vocab,
@@ -146,7 +153,7 @@ impl Plan {
     pub(crate) fn bytes(&self) -> usize {
         let floats = [self.x, self.x, self.q, self.kv, self.kv, self.turns, self.lanes]
             .into_iter()
-            .chain([self.lanes, self.estimates, self.estimates])
+            .chain([self.stand_ins, self.factors, self.estimates, self.estimates])
             .chain([self.activations, self.partials, self.logits, self.scored, self.scored])
             .chain([self.threads * self.scratch]);
         floats.map(buffer_bytes::<f32>).sum::<usize>()
@@ -169,7 +176,8 @@ impl Plan {
             turns: Buffer::take(slot, self.turns),
             quants: Buffer::take(slot, self.quants),
             lanes: Buffer::take(slot, self.lanes),
-            stand_ins: Buffer::take(slot, self.lanes),
+            stand_ins: Buffer::take(slot, self.stand_ins),
+            factors: Buffer::take(slot, self.factors),
             estimates: Buffer::take(slot, self.estimates),
             scores: Buffer::take(slot, self.estimates),
             activations: Buffer::take(slot, self.activations),

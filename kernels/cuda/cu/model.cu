@@ -234,17 +234,15 @@ __device__ float lane_sum(const float* lanes, u32 count, u32 hidden, u32 i, floa
     return sum;
 }
 
-// to = x + the lanes of a sum; then, if there are any, those of stand-ins and their constant. 256 threads.
-extern "C" __global__ void add_lanes(float* to, const float* x, const float* lanes, u32 count, const float* stand_ins, u32 stand_count,
+// to = x + the lanes of a sum; then, if there are any, stand-ins and their constant. 256 threads.
+extern "C" __global__ void add_lanes(float* to, const float* x, const float* lanes, u32 count, const float* stand_ins,
                                      const float* constant, u32 hidden) {
     __shared__ float parts[8][WARP];
     const u32 i = blockIdx.x * WARP + threadIdx.x % WARP;
     const float sum = lane_sum(lanes, count, hidden, i, parts);
-    float rest = 0.0f;
-    if (constant) rest = lane_sum(stand_ins, stand_count, hidden, i, parts);
     if (threadIdx.x >= WARP || i >= hidden) return;
     float result = x[i] + sum;
-    if (constant) result += constant[i] + rest;
+    if (constant) result += constant[i] + stand_ins[i];
     to[i] = result;
 }
 

@@ -14,8 +14,6 @@ pub(crate) const ACTIVATION_NEURONS: usize = 2048;
 pub(crate) const SCORE_ROWS: usize = 4096;
 /// Positions of a chunk of decode's attention.
 pub(crate) const KEY_CHUNK: usize = 64;
-/// Sums of stand-ins.
-pub(crate) const STAND_LANES: usize = 64;
 /// Most sums of the FFN: two groups on each of so many multiprocessors.
 const MOST_LANES: usize = 2 * 160;
 
@@ -54,7 +52,7 @@ impl Plan {
             kv: 4 * tokens * shape.kv_width,
             turns: 4 * tokens * shape.head_dim,
             lanes: 4 * MOST_LANES * shape.hidden,
-            stand_ins: 4 * STAND_LANES * shape.hidden,
+            stand_ins: 4 * shape.hidden,
             neurons: 4 * shape.ffn,
             activations: 4 * tokens * ACTIVATION_NEURONS.min(shape.ffn.next_multiple_of(64)),
             partials: 4 * shape.heads * chunks * (shape.head_dim + 2),
@@ -82,11 +80,11 @@ impl Plan {
             + self.score_logits
             + self.cache
             + self.vectors
-            + self.stand_ins / STAND_LANES
+            + self.stand_ins
             + 2 * STAGING_BYTES;
         let host = self.turns
             + 2 * self.neurons
-            + self.stand_ins / STAND_LANES
+            + self.stand_ins
             + self.logits
             + 2 * self.scored
             + self.rows
@@ -110,7 +108,7 @@ pub(crate) struct Buffers {
     pub(crate) v: Memory,
     /// Decode's FFN sums; lanes x hidden.
     pub(crate) lanes: Memory,
-    /// Those of its stand-ins; STAND_LANES x hidden.
+    /// The sums of its stand-ins; hidden.
     pub(crate) stand_ins: Memory,
     /// What is added with them; hidden.
     pub(crate) constant: Memory,

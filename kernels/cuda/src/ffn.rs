@@ -1,7 +1,7 @@
 //! The FFN: exact neurons of one token or many, and the low-bit base.
 
 use crate::backend::{CudaBackend, done};
-use crate::buffers::{ACTIVATION_NEURONS, STAND_LANES};
+use crate::buffers::ACTIVATION_NEURONS;
 use crate::dense::{RowsArgs, TILE};
 use crate::device::{Grid, args};
 use crate::error::check;
@@ -9,6 +9,7 @@ use crate::launch::{Loads, MlpArgs, MlpKernel};
 use crate::weights::STAGING_BYTES;
 use cudarc::driver::sys;
 use ls_bundle::low_bit::Codebook;
+use ls_bundle::tiles::{self, Tiles};
 use ls_compute::{BaseNeurons, BaseTables, NeuronBlocks};
 
 /// Blocks of a launch that are in several places.
@@ -136,9 +137,8 @@ impl CudaBackend {
         let (x, lanes, stand_ins) = (b.x.address(), b.lanes.address(), b.stand_ins.address());
         let constant = if self.ffn.stand_ins { b.constant.address() } else { 0 };
         let count = self.mlp.map_or(0, |(_, kernel)| kernel.lanes());
-        let stand_count = STAND_LANES as u32;
         let grid = Grid::new(hidden.div_ceil(32), 256);
-        let args = args!(to, x, lanes, count, stand_ins, stand_count, constant, hidden);
+        let args = args!(to, x, lanes, count, stand_ins, constant, hidden);
         // SAFETY: sums are `hidden` wide, and as many as are said.
         unsafe { self.launch(self.functions.add_lanes, grid, args) };
     }
@@ -211,11 +211,12 @@ impl CudaBackend {
 
     /// Activations and scores of all neurons; the scores are on their way to the host behind it.
     pub(crate) fn estimate_one(&mut self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
-        let hidden = self.shape.hidden as u32;
+        let (hidden, neurons) = (self.shape.hidden as u32, base.neurons() as u32);
         let [gate, up] = base.gate_and_up();
-        let (gate, up) = (CodebookArgs::of(&gate), CodebookArgs::of(&up));
-        let record_bytes = base.record_bytes() as u32;
-        self.records(base, |this, records, first, count| {
+        let books = [gate, up].map(|tiles| CodebookArgs::of(tiles.codebook()));
+        self.tile_rows(base, &[*gate, *up], |this, matrices, first_row, rows| {
+            let first = first_row * BASE_TILE;
+            let count = (rows * BASE_TILE).min(neurons - first);
             let numbers = |table: &[f32], this: &mut CudaBackend| {
                 let bytes = bytemuck::cast_slice(&table[first as usize..][..count as usize]);
                 done(this.weights.place(bytes))
@@ -226,22 +227,13 @@ impl CudaBackend {
             let (h, at) = (this.buffers.h.address(), 4 * u64::from(first));
             let estimates = this.buffers.estimates.address() + at;
             let scores = this.buffers.scores.address() + at;
-            let grid = Grid { shared_bytes: 4 * hidden, ..Grid::new(count.div_ceil(8), 256) };
+            let grid = Grid { shared_bytes: 4 * hidden, ..Grid::new(rows, BASE_THREADS) };
+            let ([gates, ups], [gate, up]) = ([matrices[0], matrices[1]], books);
             let args = args!(
-                records,
-                record_bytes,
-                count,
-                hidden,
-                gate,
-                up,
-                h,
-                down_error,
-                gate_error,
-                up_error,
-                estimates,
-                scores
+                gates, ups, count, hidden, gate, up, h, down_error, gate_error, up_error,
+                estimates, scores
             );
-            // SAFETY: `count` records and numbers in each table.
+            // SAFETY: `rows` rows of tiles and `count` numbers in each table.
             unsafe { this.launch(this.functions.estimate, grid, args) };
         });
         let bytes = 4 * base.neurons();
@@ -263,57 +255,56 @@ impl CudaBackend {
             let (to, stream) = (b.constant.address(), self.device.stream());
             check(sys::cuMemcpyDtoDAsync_v2(to, constant, 4 * hidden, stream), "copy")
         });
-        done(b.stand_ins.fill_zero(0, 4 * STAND_LANES * hidden));
-        let Some(down) = base.down() else { return };
-        let down = CodebookArgs::of(&down);
-        let (record_bytes, hidden) = (base.record_bytes() as u32, hidden as u32);
-        let [gate, up, _] = base.neuron(0);
-        let down_at = (gate.len() + up.len()) as u32;
+        let Some(down) = base.down() else {
+            done(b.stand_ins.fill_zero(0, 4 * hidden));
+            return;
+        };
+        let (book, neurons) = (CodebookArgs::of(down.codebook()), base.neurons() as u32);
         let words = base.neurons().div_ceil(64);
-        self.records(base, |this, records, first, count| {
+        self.tile_rows(base, &[*down], |this, matrices, first_row, rows| {
             let chosen = done(this.weights.stage(bytemuck::cast_slice(&chosen[..words])));
             let offset = done(this.weights.place(bytemuck::cast_slice(tables.offset)));
             let slope = done(this.weights.place(bytemuck::cast_slice(tables.slope)));
             let b = &this.buffers;
-            let (estimates, lanes) = (b.estimates.address(), b.stand_ins.address());
-            let blocks = [hidden.div_ceil(256), STAND_LANES as u32, 1];
-            let grid = Grid { blocks, ..Grid::new(1, 256) };
-            let args = args!(
-                records,
-                record_bytes,
-                down_at,
-                first,
-                count,
-                hidden,
-                down,
-                offset,
-                slope,
-                estimates,
-                chosen,
-                lanes
-            );
-            // SAFETY: `count` records; a bit and two numbers for each neuron.
+            let (estimates, sums) = (b.estimates.address(), b.stand_ins.address());
+            let (grid, downs) = (Grid::new(rows, BASE_THREADS), matrices[0]);
+            let args =
+                args!(downs, first_row, neurons, book, offset, slope, estimates, chosen, sums);
+            // SAFETY: `rows` rows of tiles; a bit and two numbers for each neuron.
             unsafe { this.launch(this.functions.stand_in, grid, args) };
         });
     }
 
-    /// Calls `run` with records that are on the device, the number of the first and how many they are.
-    fn records(
+    /// Calls `run` with rows of tiles of some of the base's matrices, equally high, that are on the device: the matrices'
+    /// addresses, the number of the first row and how many there are.
+    fn tile_rows(
         &mut self,
         base: &BaseNeurons<'_>,
-        mut run: impl FnMut(&mut CudaBackend, u64, u32, u32),
+        matrices: &[Tiles<'_>],
+        mut run: impl FnMut(&mut CudaBackend, &[u64], u32, u32),
     ) {
         let kept = self.weights.find(base.bytes()).is_some();
-        let record = base.record_bytes();
-        let step = if kept { base.neurons() } else { (LAUNCH_BYTES / record).max(1) };
-        for first in (0..base.neurons()).step_by(step.max(1)) {
-            let count = step.min(base.neurons() - first);
-            let bytes = &base.bytes()[first * record..][..count * record];
-            let records = done(self.weights.place(bytes));
-            run(self, records, first as u32, count as u32);
+        let row_bytes = |tiles: &Tiles<'_>| tiles.row(0).len();
+        let largest = matrices.iter().map(row_bytes).max().unwrap_or(1);
+        let all = matrices[0].bytes().len() / row_bytes(&matrices[0]);
+        let step = if kept { all } else { (LAUNCH_BYTES / largest / matrices.len()).max(1) };
+        for first in (0..all).step_by(step) {
+            let rows = step.min(all - first);
+            let mut addresses = [0; 2];
+            for (address, tiles) in addresses.iter_mut().zip(matrices) {
+                let len = row_bytes(tiles);
+                let bytes = &tiles.bytes()[first * len..][..rows * len];
+                *address = done(self.weights.place(bytes));
+            }
+            run(self, &addresses, first as u32, rows as u32);
         }
     }
 }
+
+/// Threads of a block of the base's kernels.
+const BASE_THREADS: u32 = 4 * BASE_TILE;
+/// Outputs of a tile of the base.
+const BASE_TILE: u32 = tiles::TILE as u32;
 
 /// Blocks in parts of at most `bytes`, but of one block at least.
 fn parts<'a>(

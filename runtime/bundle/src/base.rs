@@ -8,14 +8,18 @@
 //! sqrt((a~ * down_error)^2 + (SiLU'(g~) u~ * gate_error)^2 + (SiLU(g~) * up_error)^2)
 //! ```
 //!
-//! As bytes, little endian: `LSBT`, u32 version 1, u32 cols, u32 neurons; for gate, up and down u8 bits (0: not there)
+//! The low-bit rows and columns are the [`tiles`](crate::tiles) of gate, up and down, one matrix behind the other.
+//!
+//! The tables as bytes, little endian: `LSBT`, u32 version 2, u32 cols, u32 neurons; for gate, up and down u8 bits (0: not there)
 //! and 16 signed bytes of codebook, zeros behind its values; five f32 arrays of an entry a neuron (offset, slope,
 //! down_error, gate_error, up_error); `constant`, f32 \[cols\].
 
-use crate::low_bit::{Codebook, RecordLayout, UnevenWidth};
+use crate::low_bit::{Codebook, GROUP};
+use crate::tiles::matrix_bytes;
 
 const MAGIC: &[u8; 4] = b"LSBT";
-const VERSION: u32 = 1;
+/// 1 had rows where 2 has tiles.
+const VERSION: u32 = 2;
 const FRONT_BYTES: usize = 16;
 const CODEBOOK_BYTES: usize = 17;
 const FIELDS: usize = 5;
@@ -53,9 +57,11 @@ impl BaseTables {
         self.slope.len() as u32
     }
 
-    /// The layout of the records that go with them.
-    pub fn layout(&self) -> Result<RecordLayout, UnevenWidth> {
-        RecordLayout::new(self.cols, self.codebooks.map(|book| book.map(|book| book.bits())))
+    /// Bytes of the tiles of gate, up and down that go with them.
+    #[must_use]
+    pub fn tile_bytes(&self) -> [usize; 3] {
+        let bytes = |book: Codebook| matrix_bytes(book.bits(), self.neurons(), self.cols);
+        self.codebooks.map(|book| book.map_or(0, bytes))
     }
 
     /// Bytes of tables for so many neurons with rows of `cols` weights.
@@ -115,7 +121,7 @@ impl BaseTables {
         let number =
             |at: usize| u32::from_le_bytes(*front[at..].first_chunk().expect("within the front"));
         if &front[..4] != MAGIC || number(4) != VERSION {
-            return bad("they do not start as tables of version 1".to_owned());
+            return bad("they do not start as tables of version 2: pack the bundle again with this ls-prep".to_owned());
         }
         if (number(8), number(12)) != (cols, neurons) {
             let found = (number(12), number(8));
@@ -143,7 +149,9 @@ impl BaseTables {
                 return bad(format!("{name} {index} is {}", field[index]));
             }
         }
-        tables.layout().map_err(|problem| BadTables(problem.to_string()))?;
+        if cols == 0 || !cols.is_multiple_of(GROUP as u32) {
+            return bad(format!("rows of {cols} weights, no multiple of {GROUP}"));
+        }
         Ok(tables)
     }
 }
@@ -180,7 +188,8 @@ mod tests {
     fn tables_come_back() {
         let bytes = tables().to_bytes();
         assert_eq!(BaseTables::from_bytes(&bytes, 3, 64), Ok(tables()));
-        assert_eq!(tables().layout().unwrap().bytes(), 18 + 10);
+        // A tile each of 64 x 64 codes and 64 scales.
+        assert_eq!(tables().tile_bytes(), [1024 + 128, 512 + 128, 0]);
     }
 
     #[test]
@@ -192,8 +201,8 @@ mod tests {
             let error = BaseTables::from_bytes(&bytes, 3, 64).unwrap_err().to_string();
             assert!(error.contains(wanted), "no {wanted:?} in {error}");
         };
-        check("version 1", 0, b"X");
-        check("version 1", 4, &[2]);
+        check("version 2", 0, b"X");
+        check("version 2", 4, &[1]);
         check("of 3 x 65", 8, &[65]);
         check("of 4 x 64", 12, &[4]);
         check("codebook of 5 bits", 16, &[5]);

@@ -18,6 +18,7 @@ pub mod placement;
 pub mod plan;
 mod reader;
 pub mod tables;
+pub mod tiles;
 mod validate;
 mod verify;
 pub mod vocabulary;

@@ -12,9 +12,8 @@
 //! ```
 //!
 //! So 3 bits take 26 bytes for 64 weights, 20.3 % of half precision. A neuron's *record* is its gate row, its up row
-//! and its down column side by side, each with bits of its own ([`RecordLayout`]).
-//!
-//! What is here is the definition: scalar, a group at a time. Fast kernels are tested against it.
+//! and its down column side by side, each with bits of its own ([`RecordLayout`]). That is how `ls-prep` keeps them; a
+//! bundle has the same codes and scales in [`tiles`](crate::tiles).
 
 use half::f16;
 use serde::{Deserialize, Serialize};
@@ -228,6 +227,12 @@ impl<'a> Row<'a> {
         assert_eq!(bytes.len(), groups * (code_bytes + SCALE_BYTES), "a whole number of groups");
         let (codes, scales) = bytes.split_at(groups * code_bytes);
         Row { codebook, codes, scales }
+    }
+
+    /// What its codes stand for.
+    #[must_use]
+    pub fn codebook(&self) -> &'a Codebook {
+        self.codebook
     }
 
     /// Weights of the row.

@@ -18,8 +18,7 @@ pub const TABLE_BLOCK_BYTES: u64 = 1 << 20;
 pub enum TableKind {
     /// Scores the layer's blocks from an early feature (paper, 3.3): stacked hashing as `ls-hash` writes it.
     Predictor,
-    /// Low-bit copies of the layer's neurons, in file order: gate row, up row and down column side by side, packed as
-    /// FORMAT.md says.
+    /// Low-bit copies of the layer's neurons, in file order: the [`tiles`](crate::tiles) of gate, up and down.
     Base,
     /// Codebooks of the base, and what it needs to know about each neuron.
     BaseScores,

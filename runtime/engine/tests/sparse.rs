@@ -377,7 +377,9 @@ fn wanted_neighbours_are_read_together() {
         let mut before = alone;
         for cost in READ_COSTS.into_iter().skip(1) {
             let found = run(cost);
-            assert!(found.0 < before.0, "{found:?} at a cost of {cost}, {before:?} at less");
+            // Blocks that run in order are held back by room, not by the cost: few are read with others at any.
+            let most = if canonical { alone.0 } else { before.0 };
+            assert!(found.0 < most, "{found:?} at a cost of {cost}, {before:?} at less");
             // What lies between is read too, but for less than the saved reads would cost.
             let saved = (1.0 - found.0) * cost as f64;
             assert!(found.1 - alone.1 <= saved, "{found:?}, at most {saved} bytes in vain");

@@ -41,7 +41,7 @@ pub struct Chain {
 }
 
 /// Raised when the same artifacts are packed otherwise.
-const PACK_SCHEMA: u32 = 1;
+const PACK_SCHEMA: u32 = 2;
 
 /// A bundle that was packed.
 #[derive(Clone, Copy, Debug)]
@@ -85,8 +85,8 @@ impl<'a> Made<'a> {
             }
             if let Some(base) = self.base {
                 let order = &placed.order;
-                let len = (order.len() * base.layout().bytes()) as u64;
-                let content = Box::new(move || base.records_in(number.into(), order));
+                let len = base.tile_bytes() as u64;
+                let content = Box::new(move || base.tiles_in(number.into(), order));
                 tables.push(Table { layer, kind: TableKind::Base, len, content });
                 let len = BaseTables::bytes(order.len() as u32, base.layout().cols());
                 let content =

@@ -7,11 +7,12 @@ use crate::recipe;
 use crate::stages::predictor::{COMPARED_SHAPE, blank_at};
 use half::f16;
 use ls_bundle::ids::{BlockId, LayerId};
-use ls_bundle::low_bit::{Bits, Codebook, GROUP, RecordLayout, pack_row};
+use ls_bundle::low_bit::{Bits, Codebook, GROUP, Row, pack_row};
 use ls_bundle::model::{
     Architecture, DType, LayerVectors, MatrixExtent, ModelConfig, RopeConfig, RopeScaling,
     SpecialTokens, Vectors,
 };
+use ls_bundle::tiles::{self, Over, matrix_bytes};
 use ls_compute::{BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, Outputs, Pass};
 use ls_cpu::{CpuBackend, CpuOptions, Kernels};
 use ls_hash::{Input, MlpTables, MlpWeights, Scaling};
@@ -100,12 +101,9 @@ pub fn sketch_us([gate, up]: [u32; 2]) -> Result<Option<f64>> {
         return Ok(None);
     };
     let books = [gate, up].map(codebook);
-    let layout = RecordLayout::new(HIDDEN as u32, [Some(gate), Some(up), None])
-        .map_err(PrepError::unsupported)?;
-    let record: Vec<u8> = [gate, up].into_iter().flat_map(row).collect();
-    assert_eq!(record.len(), layout.bytes(), "a record is its rows");
-    let records = record.repeat(NEURONS);
-    let base = BaseNeurons::new(&records, HIDDEN as u32, books, None);
+    let shape = (NEURONS as u32, HIDDEN as u32);
+    let tiles: Vec<u8> = books.iter().flat_map(tiles_of).collect();
+    let base = BaseNeurons::new(&tiles, shape, books, None);
     let (ones, constant) = (vec![1.0; NEURONS], vec![0.0; HIDDEN]);
     let tables = BaseTables {
         offset: &ones,
@@ -126,10 +124,14 @@ fn codebook(bits: Bits) -> Codebook {
     Codebook::new(&values).expect("a power of two values")
 }
 
-fn row(bits: Bits) -> Vec<u8> {
+/// A matrix of gate or up.
+fn tiles_of(book: &Codebook) -> Vec<u8> {
+    let bits = book.bits();
     let codes: Vec<u8> = (0..HIDDEN).map(|i| (i * 7 % bits.values()) as u8).collect();
-    let mut bytes = vec![0; bits.row_bytes(HIDDEN as u32)];
-    pack_row(bits, &codes, &[f16::ONE; HIDDEN / GROUP], &mut bytes);
+    let mut row = vec![0; bits.row_bytes(HIDDEN as u32)];
+    pack_row(bits, &codes, &[f16::ONE; HIDDEN / GROUP], &mut row);
+    let mut bytes = vec![0; matrix_bytes(bits, NEURONS as u32, HIDDEN as u32)];
+    tiles::pack(Over::Hidden, &vec![Row::new(book, &row); NEURONS], &mut bytes);
     bytes
 }
 

@@ -10,8 +10,9 @@ use crate::reference::{ReferenceBase, ReferenceState};
 use crate::{ComputeBackend, NeuronBlocks, dequantize_row};
 use half::f16;
 use ls_bundle::ids::LayerId;
-use ls_bundle::low_bit::{Codebook, GROUP, UNIT, pack_row};
+use ls_bundle::low_bit::{Codebook, GROUP, Row, UNIT, pack_row};
 use ls_bundle::model::{DType, ModelConfig};
+use ls_bundle::tiles::{self, Over, matrix_bytes};
 
 /// Tables of a layer, as [`BaseTables`].
 #[derive(Clone, Debug, Default)]
@@ -27,10 +28,10 @@ struct Tables {
 /// The low-bit copy of a model's FFNs.
 #[derive(Clone, Debug)]
 pub struct TinyBase {
-    hidden: u32,
+    shape: (u32, u32),
     gate_and_up: [Codebook; 2],
     down: Option<Codebook>,
-    /// Records and tables of each layer.
+    /// Tiles and tables of each layer.
     layers: Vec<(Vec<u8>, Tables)>,
 }
 
@@ -43,14 +44,15 @@ impl TinyBase {
         let gate_and_up = [gate, up].map(|codebook| codebook.expect("gate and up have bits"));
         let layer = |layer| draw_layer(model, layer, [gate, up, down], &mut rng);
         let layers = model.config.layer_ids().map(layer).collect();
-        TinyBase { hidden: model.config.hidden, gate_and_up, down, layers }
+        let shape = (model.config.ffn_hidden, model.config.hidden);
+        TinyBase { shape, gate_and_up, down, layers }
     }
 
     /// A layer's neurons and tables.
     #[must_use]
     pub fn layer(&self, layer: LayerId) -> (BaseNeurons<'_>, BaseTables<'_>) {
         let (bytes, tables) = &self.layers[layer.index()];
-        let neurons = BaseNeurons::new(bytes, self.hidden, self.gate_and_up, self.down);
+        let neurons = BaseNeurons::new(bytes, self.shape, self.gate_and_up, self.down);
         let tables = BaseTables {
             offset: &tables.offset,
             slope: &tables.slope,
@@ -79,14 +81,17 @@ fn draw_layer(
 ) -> (Vec<u8>, Tables) {
     let ffn = &model.map.layers[layer.index()].ffn;
     let blocks = model.neuron_blocks(layer, 0, ffn.blocks());
-    let (mut bytes, mut tables) = (Vec::new(), Tables::default());
+    let mut tables = Tables::default();
+    // Of gate, up and down: the rows of all neurons, one behind the other.
+    let mut rows: [Vec<u8>; 3] = Default::default();
     let mut weights = vec![0.0; ffn.hidden as usize];
     for neuron in 0..ffn.neurons {
         let neuron = blocks.neuron(neuron);
-        for (row, codebook) in neuron.chunks_exact(neuron.len() / 3).zip(&codebooks) {
+        let parts = neuron.chunks_exact(neuron.len() / 3).zip(&codebooks);
+        for ((row, codebook), rows) in parts.zip(&mut rows) {
             dequantize_row(ffn.dtype, row, &mut weights);
             if let Some(codebook) = codebook {
-                round_row(&weights, codebook, &mut bytes);
+                round_row(&weights, codebook, rows);
             }
         }
         tables.offset.push(0.1 * rng.unit());
@@ -96,6 +101,17 @@ fn draw_layer(
         }
     }
     tables.constant = (0..ffn.hidden).map(|_| 0.3 * rng.unit()).collect();
+    let sums = [Over::Hidden, Over::Hidden, Over::Neurons];
+    let mut bytes = Vec::new();
+    for ((over, codebook), rows) in sums.into_iter().zip(&codebooks).zip(&rows) {
+        let Some(codebook) = codebook else { continue };
+        let row_bytes = codebook.bits().row_bytes(ffn.hidden);
+        let rows: Vec<Row<'_>> =
+            rows.chunks_exact(row_bytes).map(|row| Row::new(codebook, row)).collect();
+        let start = bytes.len();
+        bytes.resize(start + matrix_bytes(codebook.bits(), ffn.neurons, ffn.hidden), 0);
+        tiles::pack(over, &rows, &mut bytes[start..]);
+    }
     (bytes, tables)
 }
 

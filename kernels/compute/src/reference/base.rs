@@ -2,7 +2,7 @@
 
 use super::{LayerWeights, dot};
 use crate::base::{BaseNeurons, BaseTables};
-use ls_bundle::low_bit::Row;
+use ls_bundle::tiles::Tiles;
 
 /// A neuron of the base: weights, and what was learned about it.
 #[derive(Clone, Debug)]
@@ -31,19 +31,16 @@ impl ReferenceBase {
     pub fn read(base: &BaseNeurons<'_>, tables: &BaseTables<'_>) -> ReferenceBase {
         tables.check(base);
         let [gate, up] = base.gate_and_up();
-        let codebooks = [Some(gate), Some(up), base.down()];
         let neuron = |index: usize| {
-            let mut rows = base.neuron(index).into_iter().zip(&codebooks).map(|(row, codebook)| {
-                let Some(codebook) = codebook else { return Vec::new() };
+            let weights = |tiles: &Tiles<'_>| {
                 let mut weights = vec![0.0; base.hidden() as usize];
-                Row::new(codebook, row).decode(&mut weights);
+                tiles.decode(index, &mut weights);
                 weights
-            });
-            let mut next = || rows.next().expect("a neuron has three parts");
+            };
             Neuron {
-                gate: next(),
-                up: next(),
-                down: next(),
+                gate: weights(gate),
+                up: weights(up),
+                down: base.down().map_or_else(Vec::new, weights),
                 offset: f64::from(tables.offset[index]),
                 slope: f64::from(tables.slope[index]),
                 down_error: f64::from(tables.down_error[index]),

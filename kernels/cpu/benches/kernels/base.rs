@@ -9,6 +9,7 @@ use half::f16;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::low_bit::{Bits, Codebook};
 use ls_bundle::model::{DType, FfnExtent, LayerVectors, ModelConfig, Vectors};
+use ls_bundle::tiles::{code_bytes, matrix_bytes, tile_bytes};
 use ls_compute::conformance::Rng;
 use ls_compute::{
     BaseNeurons, BaseTables, ComputeBackend, KvDType, NeuronBlocks, Outputs, Pass, is_chosen,
@@ -59,12 +60,12 @@ impl Ffns {
         for half in exact.bytes_mut().as_chunks_mut().0 {
             *half = f16::from_f32(0.03 * rng.unit()).to_le_bytes();
         }
-        let layer = 3 * bits.row_bytes(hidden) * ffn_hidden as usize;
+        let layer = 3 * matrix_bytes(bits, ffn_hidden, hidden);
         let mut base = allocate(layer * WORKING_SET.div_ceil(layer));
-        for row in base.bytes_mut().chunks_exact_mut(bits.row_bytes(hidden)) {
-            let scales = row.len() - 2 * hidden as usize / 64;
-            row[..scales].fill_with(|| rng.bits() as u8);
-            for half in row[scales..].as_chunks_mut().0 {
+        for tile in base.bytes_mut().chunks_exact_mut(tile_bytes(bits)) {
+            let (codes, scales) = tile.split_at_mut(code_bytes(bits));
+            codes.fill_with(|| rng.bits() as u8);
+            for half in scales.as_chunks_mut().0 {
                 *half = f16::from_f32(0.03).to_le_bytes();
             }
         }
@@ -102,13 +103,10 @@ impl Ffns {
 
     fn base_layers(&self) -> impl Iterator<Item = BaseNeurons<'_>> {
         let codebooks = [self.codebook; 2];
-        let len = 3
-            * self.codebook.bits().row_bytes(self.config.hidden)
-            * self.config.ffn_hidden as usize;
+        let shape = (self.config.ffn_hidden, self.config.hidden);
+        let len = 3 * matrix_bytes(self.codebook.bits(), shape.0, shape.1);
         let layers = self.base.bytes().chunks_exact(len);
-        layers.map(move |bytes| {
-            BaseNeurons::new(bytes, self.config.hidden, codebooks, Some(self.codebook))
-        })
+        layers.map(move |bytes| BaseNeurons::new(bytes, shape, codebooks, Some(self.codebook)))
     }
 }
 
@@ -197,19 +195,18 @@ fn measure(ffns: &Ffns, mut backend: CpuBackend, threads: usize) {
     });
     print("one f16 in ten", layer_bytes * running.len() as f64 / neurons as f64, some, reading);
 
-    measure_base(ffns, &mut backend, &tables, &bits, running.len(), reading);
+    measure_base(ffns, &mut backend, &tables, &bits, reading);
 }
 
-/// The base's estimates and stand-ins, beside `running` exact neurons and the time of reading a layer.
+/// The base's estimates and stand-ins, beside the time of reading a layer.
 fn measure_base(
     ffns: &Ffns,
     backend: &mut CpuBackend,
     tables: &BaseTables<'_>,
     bits: &[u64],
-    running: usize,
     reading: f64,
 ) {
-    let (layer, neurons) = (LayerId(0), ffns.config.ffn_hidden as usize);
+    let layer = LayerId(0);
     let layers = ffns.base_layers().count();
     let base_bytes = ffns.base.len() as f64 / layers as f64;
     let estimates = per_layer(layers, |laps| {
@@ -229,9 +226,8 @@ fn measure_base(
             laps.lap();
         }
     });
-    let missing = base_bytes / 3.0 * (1.0 - running as f64 / neurons as f64);
-    print("stand-ins", missing, both - estimates, reading);
-    print("base", base_bytes * 2.0 / 3.0 + missing, both, reading);
+    print("stand-ins", base_bytes / 3.0, both - estimates, reading);
+    print("base", base_bytes, both, reading);
 }
 
 /// Word `word` of a choice of neurons, which are not at the same places of all words.

@@ -7,7 +7,7 @@ mod attention;
 mod low_bit;
 mod quantised;
 pub(super) use attention::KV_Q8_0_AVX512;
-pub(super) use low_bit::prefetch_block;
+pub(super) use low_bit::LOW_BIT;
 pub(super) use quantised::{GroupDot, Q4_0, Q8_0, Quants, dot_groups, nibbles, weighted_scales};
 
 use super::{Activations, Ops, PANEL, RowOps, Tile, scalar};
@@ -18,7 +18,7 @@ pub(super) const OPS: Ops = Ops {
     f16: RowOps { dot: dot_f16, axpy: axpy_f16, pack_rows: pack_rows_f16, unpack: unpack_f16 },
     q8_0: quantised::Q8_0_ROWS,
     q4_0: quantised::Q4_0_ROWS,
-    low_bit: low_bit::LOW_BIT,
+    low_bit: LOW_BIT,
     quantise: quantised::quantise,
     gemm,
     kv_f16: attention::KV_F16,

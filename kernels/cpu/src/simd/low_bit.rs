@@ -1,149 +1,115 @@
-//! Rows of a low-bit base, `ls_bundle::low_bit`: what kernels for them have in common.
+//! Tiles of a low-bit base, `ls_bundle::tiles`: what kernels for them have in common.
 
-use super::{Activations, Rows};
+use super::QuantBlock;
+use super::quantise;
 use ls_bundle::low_bit::Codebook;
 
-/// Weights that share a scale.
-pub(crate) use ls_bundle::low_bit::GROUP;
+/// Outputs and inputs of a tile.
+pub(crate) use ls_bundle::tiles::TILE;
+use ls_bundle::tiles::{SCALES_BYTES, VECTOR_BYTES};
 
-/// A group's product with a row is first summed in this many parts of four neighbours each.
-pub(crate) const PARTS: usize = GROUP / 4;
+/// Halves of a tile whose activations share a scale.
+pub(crate) const HALVES: usize = TILE / quantise::GROUP;
+/// Tiles whose activations are a block.
+pub(crate) const BLOCK_TILES: usize = quantise::BLOCK_GROUPS / HALVES;
+/// Pairs of quads in a half.
+pub(crate) const HALF_UNITS: usize = quantise::GROUP / UNIT_INPUTS;
+/// Inputs of a pair of quads: what eight vectors of codes, packed into BITS vectors, meet.
+pub(crate) const UNIT_INPUTS: usize = 8;
 
-/// Groups whose scales kernels take together.
-pub(crate) const BLOCK: usize = 8;
-
-/// Bytes of a group's codes.
-pub(crate) const fn group_bytes(bits: usize) -> usize {
-    GROUP / 8 * bits
+/// Bytes of a tile.
+pub(crate) const fn tile_bytes(bits: usize) -> usize {
+    code_bytes(bits) + SCALES_BYTES
 }
 
-/// Bytes of a row: codes, then scales.
-pub(crate) const fn row_bytes(bits: usize, groups: usize) -> usize {
-    groups * (group_bytes(bits) + 2)
+/// Bytes of a tile's codes.
+pub(crate) const fn code_bytes(bits: usize) -> usize {
+    TILE / UNIT_INPUTS * unit_bytes(bits)
 }
 
-/// Functions on low-bit rows of one codebook, each of whole groups of [`GROUP`] weights, unaligned. They give the
-/// same bits on every instruction set.
+/// Bytes of a pair of quads.
+pub(crate) const fn unit_bytes(bits: usize) -> usize {
+    bits * VECTOR_BYTES
+}
+
+/// A product with a part of a row of tiles: to the 64 outputs' sums it adds, in units of a codebook's values.
+type Dot = fn(tiles: &[u8], codebook: &Codebook, x: &[QuantBlock], sums: &mut [f32; TILE]);
+
+/// Functions on tiles of one codebook. They give the same bits on every instruction set. Nothing is asked for ahead: tiles
+/// come in order, and what processors fetch by themselves measured better.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LowBitOps {
-    /// `out[r] = rows[r] . x` for any number of rows of `x.floats.len()` weights, with the quantised activations. `ahead`: as
-    /// for [`RowOps::dot`](super::RowOps).
-    pub(crate) dot:
-        fn(rows: Rows<'_>, codebook: &Codebook, x: Activations<'_>, out: &mut [f32], ahead: usize),
-    /// `acc += weights[r] * rows[r]` for any number of rows of `acc.len()` weights, row after row, where weight k adds to
-    /// `acc[spread(k)]`.
-    pub(crate) axpy:
-        fn(rows: Rows<'_>, codebook: &Codebook, weights: &[f32], acc: &mut [f32], ahead: usize),
+    /// Scales are the outputs'. A half of a tile is summed as integers p; `sums = (p_0 x_0 + p_1 x_1) scale + sums`, with the
+    /// activations' scales x, tile after tile.
+    pub(crate) by_output: Dot,
+    /// Scales are the inputs', and x has them already: `sums = p x + sums`, half after half.
+    pub(crate) by_input: Dot,
+    /// `out[i] = x[i] * scales[i]`, these in half precision; whole tiles.
+    pub(crate) fold: fn(scales: &[u8], x: &[f32], out: &mut [f32]),
 }
 
-/// Where [`LowBitOps::axpy`] sums weight `k`: fours of neighbours come apart, so that a vector of 32-bit numbers, each
-/// holding the codes of four neighbours, is 16 sums.
-pub(crate) const fn spread(k: usize) -> usize {
-    k / GROUP * GROUP + k % 4 * PARTS + k % GROUP / 4
-}
-
-/// Rows that kernels are made for; callers come with so many where they can.
-pub(crate) const ROWS: usize = 4;
-
-/// One instruction set's kernels, for rows of BITS bits.
+/// Does something with $k = 0 to 7, known when it is compiled: shifts are then constants.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) trait RowKernels {
-    /// See [`LowBitOps::dot`].
-    ///
-    /// # Safety
-    /// The CPU has what the implementation says.
-    unsafe fn dot<const BITS: usize, const R: usize>(
-        rows: [&[u8]; R],
-        codebook: &Codebook,
-        x: Activations<'_>,
-        out: &mut [f32; R],
-        ahead: usize,
-    );
+macro_rules! eight_times {
+    ($k:ident => $body:block) => {
+        eight_times!(@each $k $body 0 1 2 3 4 5 6 7)
+    };
+    (@each $k:ident $body:block $($number:literal)+) => {
+        $({
+            const $k: usize = $number;
+            $body
+        })+
+    };
+}
 
-    /// See [`LowBitOps::axpy`].
+/// One instruction set's kernels.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) trait TileKernels {
+    /// [`LowBitOps::by_output`] or [`LowBitOps::by_input`].
     ///
     /// # Safety
-    /// The CPU has what the implementation says.
-    unsafe fn axpy<const BITS: usize, const R: usize>(
-        rows: [&[u8]; R],
+    /// The CPU has what the implementation says; tiles are whole, and x covers them.
+    unsafe fn dot<const BITS: usize, const BY_OUTPUT: bool>(
+        tiles: &[u8],
         codebook: &Codebook,
-        weights: &[f32; R],
-        acc: &mut [f32],
-        ahead: usize,
+        x: &[QuantBlock],
+        sums: &mut [f32; TILE],
     );
 }
 
-/// The functions of K. A table with them is reachable only where the CPU has what they need.
+/// A product of K. A table with it is reachable only where the CPU has what it needs.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) const fn low_bit_ops<K: RowKernels>() -> LowBitOps {
+pub(crate) fn dot<K: TileKernels, const BY_OUTPUT: bool>(
+    tiles: &[u8],
+    codebook: &Codebook,
+    x: &[QuantBlock],
+    sums: &mut [f32; TILE],
+) {
     use ls_bundle::low_bit::Bits;
-    LowBitOps {
-        dot: |rows, codebook, x, out, ahead| match codebook.bits() {
-            Bits::One => dot::<K, 1>(rows, codebook, x, out, ahead),
-            Bits::Two => dot::<K, 2>(rows, codebook, x, out, ahead),
-            Bits::Three => dot::<K, 3>(rows, codebook, x, out, ahead),
-            Bits::Four => dot::<K, 4>(rows, codebook, x, out, ahead),
-        },
-        axpy: |rows, codebook, weights, acc, ahead| match codebook.bits() {
-            Bits::One => axpy::<K, 1>(rows, codebook, weights, acc, ahead),
-            Bits::Two => axpy::<K, 2>(rows, codebook, weights, acc, ahead),
-            Bits::Three => axpy::<K, 3>(rows, codebook, weights, acc, ahead),
-            Bits::Four => axpy::<K, 4>(rows, codebook, weights, acc, ahead),
-        },
+    count(codebook, tiles, x);
+    // SAFETY: the CPU has what is needed, and the lengths have been checked.
+    unsafe {
+        match codebook.bits() {
+            Bits::One => K::dot::<1, BY_OUTPUT>(tiles, codebook, x, sums),
+            Bits::Two => K::dot::<2, BY_OUTPUT>(tiles, codebook, x, sums),
+            Bits::Three => K::dot::<3, BY_OUTPUT>(tiles, codebook, x, sums),
+            Bits::Four => K::dot::<4, BY_OUTPUT>(tiles, codebook, x, sums),
+        }
     }
 }
 
-/// Rows by ROWS, the last ones by themselves.
+/// Number of tiles. Panics unless they are whole and `x` covers them.
+pub(crate) fn count(codebook: &Codebook, tiles: &[u8], x: &[QuantBlock]) -> usize {
+    let len = tile_bytes(codebook.bits().count() as usize);
+    let count = tiles.len() / len;
+    assert!(count * len == tiles.len() && count <= BLOCK_TILES * x.len(), "whole tiles");
+    count
+}
+
+/// The values of a codebook, zeros behind them.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn dot<K: RowKernels, const BITS: usize>(
-    rows: &[&[u8]],
-    codebook: &Codebook,
-    x: Activations<'_>,
-    out: &mut [f32],
-    ahead: usize,
-) {
-    let (many, few) = rows.as_chunks::<ROWS>();
-    let (many_out, few_out) = out[..rows.len()].as_chunks_mut::<ROWS>();
-    for (rows, out) in many.iter().zip(many_out) {
-        // SAFETY: the CPU has what is needed, see `low_bit_ops`.
-        unsafe { K::dot::<BITS, ROWS>(*rows, codebook, x, out, ahead) };
-    }
-    for (row, out) in few.iter().zip(few_out) {
-        // SAFETY: as above.
-        unsafe { K::dot::<BITS, 1>([row], codebook, x, std::array::from_mut(out), ahead) };
-    }
-}
-
-/// Rows by ROWS, the last ones by themselves.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn axpy<K: RowKernels, const BITS: usize>(
-    rows: &[&[u8]],
-    codebook: &Codebook,
-    weights: &[f32],
-    acc: &mut [f32],
-    ahead: usize,
-) {
-    let (many, few) = rows.as_chunks::<ROWS>();
-    let (many_weights, few_weights) = weights[..rows.len()].as_chunks::<ROWS>();
-    for (rows, weights) in many.iter().zip(many_weights) {
-        // SAFETY: the CPU has what is needed, see `low_bit_ops`.
-        unsafe { K::axpy::<BITS, ROWS>(*rows, codebook, weights, acc, ahead) };
-    }
-    for (row, weight) in few.iter().zip(few_weights) {
-        // SAFETY: as above.
-        unsafe { K::axpy::<BITS, 1>([row], codebook, &[*weight], acc, ahead) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spreading_moves_each_weight_inside_its_group() {
-        let mut places: Vec<usize> = (GROUP..2 * GROUP).map(spread).collect();
-        assert_eq!(places[..6], [64, 80, 96, 112, 65, 81]);
-        places.sort_unstable();
-        assert!(places.into_iter().eq(GROUP..2 * GROUP));
-    }
+pub(crate) fn padded(codebook: &Codebook) -> [i8; 16] {
+    let mut values = [0; 16];
+    values[..codebook.values().len()].copy_from_slice(codebook.values());
+    values
 }

@@ -6,7 +6,7 @@ mod low_bit;
 use super::quantise::{BLOCK_GROUPS, GROUP, QuantBlock, block_count};
 use super::{Activations, Kernels, Ops, PANEL, Tile};
 use half::f16;
-use low_bit::{low_bit_axpy_adds_row_after_row, low_bit_dot_sums_products};
+use low_bit::{low_bit_scales_are_folded, low_bit_tiles_are_multiplied};
 use ls_bundle::model::DType;
 use ls_compute::conformance::Rng;
 use ls_compute::{KvDType, dequantize_row};
@@ -408,8 +408,8 @@ macro_rules! suite {
             suite!(@test attention_scores_and_weighs 5);
             suite!(@test norm_swiglu_and_softmax 6);
             suite!(@test quantising_rounds_to_nearest 7);
-            suite!(@test low_bit_dot_sums_products 8);
-            suite!(@test low_bit_axpy_adds_row_after_row 9);
+            suite!(@test low_bit_tiles_are_multiplied 8);
+            suite!(@test low_bit_scales_are_folded 9);
 
             #[test]
             fn extremes_stay_in_bounds() {

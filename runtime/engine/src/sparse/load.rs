@@ -36,8 +36,8 @@ const HOT_SHARE: f64 = 0.5;
 /// A layer's base, resident.
 #[derive(Debug)]
 pub(crate) struct LayerBase {
-    /// The records, in file order.
-    records: Slot,
+    /// The tiles of gate, up and down.
+    tiles: Slot,
     /// Where they start.
     skip: usize,
     /// What goes with them.
@@ -63,10 +63,10 @@ impl LayerBase {
         let BaseTables { cols, codebooks, offset, slope, .. } = &self.tables;
         let [gate, up, down] = *codebooks;
         let gate_and_up = [gate, up].map(|book| book.expect("checked when it was opened"));
-        let layout = self.tables.layout().expect("checked when it was opened");
-        let len = layout.bytes() * self.tables.neurons() as usize;
-        let records = &self.records.bytes()[self.skip..][..len];
-        let neurons = BaseNeurons::new(records, *cols, gate_and_up, down);
+        let len: usize = self.tables.tile_bytes().iter().sum();
+        let tiles = &self.tiles.bytes()[self.skip..][..len];
+        let shape = (self.tables.neurons(), *cols);
+        let neurons = BaseNeurons::new(tiles, shape, gate_and_up, down);
         let tables = ls_compute::BaseTables {
             offset,
             slope,
@@ -314,18 +314,16 @@ fn load_base(
             .map_err(|problem| problem.to_string())
     })?;
     let mut base = Vec::with_capacity(loaded.len());
-    for (((table, (records, skip)), layer), tables) in
+    for (((table, (tiles, skip)), layer), tables) in
         extents.iter().zip(loaded).zip(config.layer_ids()).zip(scores)
     {
-        checker.resident(table.extent(), &records.bytes()[skip..])?;
-        let layout = tables.layout();
-        let layout = layout.map_err(|p| EngineError::bad_table(layer, TableKind::BaseScores, p))?;
-        let wanted = layout.bytes() as u64 * u64::from(config.ffn_hidden);
+        checker.resident(table.extent(), &tiles.bytes()[skip..])?;
+        let wanted = tables.tile_bytes().iter().sum::<usize>() as u64;
         if table.len != wanted || tables.codebooks[..2].contains(&None) {
-            let problem = format!("{} bytes of records, {wanted} are wanted", table.len);
+            let problem = format!("{} bytes of tiles, {wanted} are wanted", table.len);
             return Err(EngineError::bad_table(layer, TableKind::Base, problem));
         }
-        base.push(LayerBase { records, skip, tables });
+        base.push(LayerBase { tiles, skip, tables });
     }
     Ok(base)
 }

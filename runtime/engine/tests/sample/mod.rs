@@ -7,12 +7,13 @@ use ls_bundle::base;
 use ls_bundle::blocks::Tensor;
 use ls_bundle::identity::Identity;
 use ls_bundle::ids::LayerId;
-use ls_bundle::low_bit::{Codebook, pack_row};
+use ls_bundle::low_bit::{Codebook, Row, pack_row};
 use ls_bundle::model::{
     Architecture, DType, LayerVectors, ModelConfig, RopeConfig, RopeScaling, SpecialTokens,
     Vectors, WeightTypes,
 };
 use ls_bundle::tables::{TABLE_BLOCK_BYTES, TableKind, TableMap};
+use ls_bundle::tiles::{self, Over, matrix_bytes};
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
 use ls_bundle::{Bundle, BundleParts, BundleWriter, plan_weights};
 use ls_compute::{
@@ -126,14 +127,20 @@ fn base_of(
 ) -> [(LayerId, TableKind, Vec<u8>); 2] {
     let (neurons, cols) = (model.ffn_hidden, model.hidden);
     let book = Codebook::new(&[-127, -80, -45, -15, 15, 45, 80, 127]).unwrap();
-    let bits = book.bits();
-    let mut records = Vec::new();
-    for _ in 0..3 * neurons {
+    let row = |random: &mut Random| {
         let codes: Vec<u8> = (0..cols).map(|_| (random.next() % 8) as u8).collect();
         let scales = vec![f16::from_f32(0.1); cols as usize / 64];
-        let mut row = vec![0; bits.row_bytes(cols)];
-        pack_row(bits, &codes, &scales, &mut row);
-        records.extend(row);
+        let mut row = vec![0; book.bits().row_bytes(cols)];
+        pack_row(book.bits(), &codes, &scales, &mut row);
+        row
+    };
+    let mut tiles = Vec::new();
+    for over in [Over::Hidden, Over::Hidden, Over::Neurons] {
+        let rows: Vec<_> = (0..neurons).map(|_| row(random)).collect();
+        let rows: Vec<_> = rows.iter().map(|bytes| Row::new(&book, bytes)).collect();
+        let mut matrix = vec![0; matrix_bytes(book.bits(), neurons, cols)];
+        tiles::pack(over, &rows, &mut matrix);
+        tiles.extend(matrix);
     }
     let mut floats =
         |len: u32| -> Vec<f32> { (0..len).map(|_| (random.next() >> 40) as f32 * 1e-8).collect() };
@@ -147,7 +154,7 @@ fn base_of(
         up_error: floats(neurons),
         constant: floats(cols),
     };
-    [(layer, TableKind::Base, records), (layer, TableKind::BaseScores, tables.to_bytes())]
+    [(layer, TableKind::Base, tiles), (layer, TableKind::BaseScores, tables.to_bytes())]
 }
 
 /// Folds every weight it is given into a hash that does not depend on how weights are cut into parts, but on their
@@ -257,8 +264,9 @@ impl ComputeBackend for HashBackend {
         chosen: &[u64],
     ) {
         for neuron in (0..base.neurons()).filter(|&neuron| !is_chosen(chosen, neuron)) {
-            let [_, _, down] = base.neuron(neuron);
-            self.fold(14 << 40 | neuron as u64, down);
+            let mut down = vec![0.0; base.hidden() as usize];
+            base.down().expect("a base with all parts").decode(neuron, &mut down);
+            self.fold(14 << 40 | neuron as u64, bytemuck::cast_slice(&down));
         }
     }
 

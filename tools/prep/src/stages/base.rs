@@ -7,7 +7,7 @@
 //! with feedback by the stand-ins' Hessian. Of calibration tokens a few are held out to measure what the copy leaves.
 //!
 //! A layer's unit has three records: 0 JSON ([`LayerInfo`]), 1 the neurons' low-bit records in the model's order
-//! ([`ls_bundle::low_bit::RecordLayout`]), 2 tables (`content.rs`). Records 1 and 2 are the bytes that a bundle holds.
+//! ([`ls_bundle::low_bit::RecordLayout`]), 2 tables (`content.rs`).
 
 mod content;
 mod fit;
@@ -26,7 +26,8 @@ use crate::stage::{Stage, each_layer};
 use crate::stages::activations::Activations;
 use crate::stages::source::Source;
 use ls_bundle::base::BaseTables;
-use ls_bundle::low_bit::{Bits, RecordLayout};
+use ls_bundle::low_bit::{Bits, RecordLayout, Row};
+use ls_bundle::tiles::{self, Over, matrix_bytes};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -180,11 +181,17 @@ impl Base {
         bytes / (neurons * 6.0 * f64::from(self.params.hidden))
     }
 
+    /// Bytes of a layer's tiles in a bundle.
+    #[must_use]
+    pub fn tile_bytes(&self) -> usize {
+        let bytes = |bits| matrix_bytes(bits, self.params.neurons, self.params.hidden);
+        self.layout.bits().into_iter().flatten().map(bytes).sum()
+    }
+
     /// Bytes of a layer in a bundle, and in memory.
     #[must_use]
     pub fn bundle_bytes(&self) -> u64 {
-        let records = u64::from(self.params.neurons) * self.layout.bytes() as u64;
-        records + BaseTables::bytes(self.params.neurons, self.layout.cols())
+        self.tile_bytes() as u64 + BaseTables::bytes(self.params.neurons, self.layout.cols())
     }
 
     /// What is known of a layer.
@@ -193,7 +200,7 @@ impl Base {
         serde_json::from_slice(&text).map_err(|problem| self.artifact.fault(problem))
     }
 
-    /// The low-bit records of a layer's neurons and its tables, as a bundle holds them.
+    /// The low-bit records of a layer's neurons and its tables.
     pub fn bytes(&self, layer: u32) -> Result<[Vec<u8>; 2]> {
         Ok([
             self.artifact.read(RecordId::new(layer, 1))?,
@@ -201,18 +208,34 @@ impl Base {
         ])
     }
 
-    /// The low-bit records of a layer with neuron `order[p]` at place p.
-    pub fn records_in(&self, layer: u32, order: &[u32]) -> Result<Vec<u8>> {
+    /// The tiles of a layer with neuron `order[p]` at place p, as a bundle holds them.
+    pub fn tiles_in(&self, layer: u32, order: &[u32]) -> Result<Vec<u8>> {
+        let info = self.info(layer)?;
         let [records, _] = self.bytes(layer)?;
         let len = self.layout.bytes();
-        if records.len() != order.len() * len {
+        let found = info.codebooks.map(|book| book.map(|book| book.bits()));
+        if records.len() != order.len() * len || found != self.layout.bits() {
             return Err(self.artifact.fault(format!("layer {layer} has not its shape")));
         }
-        let record = |&neuron: &u32| &records[neuron as usize * len..][..len];
-        Ok(order.iter().flat_map(record).copied().collect())
+        let mut tiles = vec![0; self.tile_bytes()];
+        let mut rest = &mut tiles[..];
+        let sums = [Over::Hidden, Over::Hidden, Over::Neurons];
+        for (part, (over, book)) in sums.into_iter().zip(&info.codebooks).enumerate() {
+            let Some(book) = book else { continue };
+            let row = |&neuron: &u32| {
+                let record = &records[neuron as usize * len..][..len];
+                Row::new(book, self.layout.split(record)[part])
+            };
+            let rows: Vec<Row<'_>> = order.iter().map(row).collect();
+            let bytes = matrix_bytes(book.bits(), self.params.neurons, self.params.hidden);
+            let (matrix, behind) = std::mem::take(&mut rest).split_at_mut(bytes);
+            tiles::pack(over, &rows, matrix);
+            rest = behind;
+        }
+        Ok(tiles)
     }
 
-    /// What goes with [`Base::records_in`].
+    /// What goes with [`Base::tiles_in`].
     pub fn tables_in(&self, layer: u32, order: &[u32]) -> Result<BaseTables> {
         let info = self.info(layer)?;
         let LayerBase { doubt, constant, .. } = self.layer(layer)?;

@@ -1,296 +1,186 @@
-//! Low-bit rows, 16 weights at a time.
+//! Low-bit tiles, four outputs and four inputs in a vector.
 
 use super::quantised::{Dotprod, Multiply, Widening};
-use super::{LANES, load, load_halves, prefetch_rows, store, sum_lanes};
-use crate::simd::Activations;
+use super::{LANES, load, load_halves, store};
+use crate::simd::QuantBlock;
 use crate::simd::low_bit::{
-    BLOCK, GROUP, LowBitOps, RowKernels, group_bytes, low_bit_ops, row_bytes,
+    BLOCK_TILES, HALF_UNITS, HALVES, LowBitOps, TILE, TileKernels, UNIT_INPUTS, code_bytes, dot,
+    padded, tile_bytes, unit_bytes,
 };
-use crate::simd::quantise::{BLOCK_GROUPS, block_count};
-use ls_bundle::low_bit::{Codebook, UNIT};
+use ls_bundle::low_bit::Codebook;
 use std::arch::aarch64::*;
 
-pub(super) const WIDENING: LowBitOps = low_bit_ops::<Widening>();
-pub(super) const DOTPROD: LowBitOps = low_bit_ops::<Dotprod>();
+pub(super) const WIDENING: LowBitOps = ops::<Widening>();
+pub(super) const DOTPROD: LowBitOps = ops::<Dotprod>();
 
-/// Weights of a vector.
-const QUARTER: usize = GROUP / 4;
-
-impl RowKernels for Widening {
-    unsafe fn dot<const BITS: usize, const R: usize>(
-        rows: [&[u8]; R],
-        codebook: &Codebook,
-        x: Activations<'_>,
-        out: &mut [f32; R],
-        ahead: usize,
-    ) {
-        // SAFETY: the caller's guarantee.
-        unsafe { dot_widening::<BITS, R>(rows, codebook, x, out, ahead) }
-    }
-
-    unsafe fn axpy<const BITS: usize, const R: usize>(
-        rows: [&[u8]; R],
-        codebook: &Codebook,
-        weights: &[f32; R],
-        acc: &mut [f32],
-        ahead: usize,
-    ) {
-        // SAFETY: the caller's guarantee.
-        unsafe { axpy_rows::<BITS, R>(rows, codebook, weights, acc, ahead) }
+const fn ops<K: TileKernels>() -> LowBitOps {
+    LowBitOps {
+        by_output: dot::<K, true>,
+        by_input: dot::<K, false>,
+        fold: |scales, x, out| {
+            // SAFETY: the CPU has NEON, see `available`.
+            unsafe { fold(scales, x, out) }
+        },
     }
 }
 
-impl RowKernels for Dotprod {
-    unsafe fn dot<const BITS: usize, const R: usize>(
-        rows: [&[u8]; R],
+impl TileKernels for Widening {
+    unsafe fn dot<const BITS: usize, const BY_OUTPUT: bool>(
+        tiles: &[u8],
         codebook: &Codebook,
-        x: Activations<'_>,
-        out: &mut [f32; R],
-        ahead: usize,
+        x: &[QuantBlock],
+        sums: &mut [f32; TILE],
     ) {
         // SAFETY: the caller's guarantee.
-        unsafe { dot_dotprod::<BITS, R>(rows, codebook, x, out, ahead) }
+        unsafe { dot_widening::<BITS, BY_OUTPUT>(tiles, codebook, x, sums) }
     }
+}
 
-    unsafe fn axpy<const BITS: usize, const R: usize>(
-        rows: [&[u8]; R],
+impl TileKernels for Dotprod {
+    unsafe fn dot<const BITS: usize, const BY_OUTPUT: bool>(
+        tiles: &[u8],
         codebook: &Codebook,
-        weights: &[f32; R],
-        acc: &mut [f32],
-        ahead: usize,
+        x: &[QuantBlock],
+        sums: &mut [f32; TILE],
     ) {
         // SAFETY: the caller's guarantee.
-        unsafe { axpy_rows::<BITS, R>(rows, codebook, weights, acc, ahead) }
+        unsafe { dot_dotprod::<BITS, BY_OUTPUT>(tiles, codebook, x, sums) }
     }
 }
 
 #[target_feature(enable = "neon")]
-fn dot_widening<const BITS: usize, const R: usize>(
-    rows: [&[u8]; R],
+fn dot_widening<const BITS: usize, const BY_OUTPUT: bool>(
+    tiles: &[u8],
     codebook: &Codebook,
-    x: Activations<'_>,
-    out: &mut [f32; R],
-    ahead: usize,
+    x: &[QuantBlock],
+    sums: &mut [f32; TILE],
 ) {
     // SAFETY: the CPU has NEON, see `available`.
-    unsafe { dot_rows::<Widening, BITS, R>(rows, codebook, x, out, ahead) }
+    unsafe { dot_tiles::<Widening, BITS, BY_OUTPUT>(tiles, codebook, x, sums) }
 }
 
 #[target_feature(enable = "neon,dotprod")]
-fn dot_dotprod<const BITS: usize, const R: usize>(
-    rows: [&[u8]; R],
+fn dot_dotprod<const BITS: usize, const BY_OUTPUT: bool>(
+    tiles: &[u8],
     codebook: &Codebook,
-    x: Activations<'_>,
-    out: &mut [f32; R],
-    ahead: usize,
+    x: &[QuantBlock],
+    sums: &mut [f32; TILE],
 ) {
     // SAFETY: the CPU has the extension, see `dotprod`.
-    unsafe { dot_rows::<Dotprod, BITS, R>(rows, codebook, x, out, ahead) }
+    unsafe { dot_tiles::<Dotprod, BITS, BY_OUTPUT>(tiles, codebook, x, sums) }
 }
 
-/// The values of a group's weights in order.
+/// Vectors that hold a number for each output.
+const VECTORS: usize = TILE / LANES;
+/// Vectors of codes, for 16 outputs each.
+const CODE_VECTORS: usize = 4;
+/// Registers of one of these.
+const QUARTERS: usize = 4;
+
+/// A quarter of vector `k` of eight that are packed together; `packed` is the same quarter of the first of these.
 ///
 /// # Safety
-/// `group` holds 8 * BITS bytes, and the CPU has NEON.
+/// `packed` are such quarters of BITS vectors, and the CPU has NEON.
 #[inline(always)]
-unsafe fn values<const BITS: usize>(group: *const u8, table: int8x16_t) -> [int8x16_t; 4] {
+unsafe fn codes<const BITS: usize>(packed: *const u8, k: usize) -> uint8x16_t {
     // SAFETY: the caller's guarantee.
     unsafe {
-        let codes = match BITS {
-            1 => plane(group).map(|bits| vandq_u8(bits, vdupq_n_u8(1))),
-            2 => pairs(group),
-            3 => {
-                let (low, high) = (pairs(group), plane(group.add(16)));
-                let four = vdupq_n_u8(4);
-                std::array::from_fn(|i| vorrq_u8(low[i], vandq_u8(high[i], four)))
+        match (BITS, k) {
+            (3, 6 | 7) => {
+                vorrq_u8(shifted(packed, k - 6, 6, 0b011), shifted(packed, 2, k - 2, 0b100))
             }
+            (3, _) => shifted(packed, k / 2, 3 * (k % 2), 0b111),
             _ => {
-                let bytes = [vld1q_u8(group), vld1q_u8(group.add(16))];
-                let low = bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(15)));
-                let high = bytes.map(|bytes| vshrq_n_u8::<4>(bytes));
-                [low[0], low[1], high[0], high[1]]
+                let (per, mask) = (8 / BITS, (1 << BITS) - 1);
+                shifted(packed, k / per, BITS * (k % per), mask)
             }
-        };
-        codes.map(|codes| vqtbl1q_s8(table, codes))
+        }
     }
 }
 
-/// 64 times two bits.
+/// That quarter of packed vector `index`, bits moved down `by` places; only those of `mask` stay.
 ///
 /// # Safety
-/// `bytes` are 16, and the CPU has NEON.
+/// `packed` are so many quarters, and the CPU has NEON.
 #[inline(always)]
-unsafe fn pairs(bytes: *const u8) -> [uint8x16_t; 4] {
+unsafe fn shifted(packed: *const u8, index: usize, by: usize, mask: u8) -> uint8x16_t {
     // SAFETY: the caller's guarantee.
     unsafe {
-        let bytes = vld1q_u8(bytes);
-        let three = vdupq_n_u8(3);
-        [
-            vandq_u8(bytes, three),
-            vandq_u8(vshrq_n_u8::<2>(bytes), three),
-            vandq_u8(vshrq_n_u8::<4>(bytes), three),
-            vshrq_n_u8::<6>(bytes),
-        ]
-    }
-}
-
-/// 64 times one bit: all bits of a byte are it.
-///
-/// # Safety
-/// `bytes` are 8, and the CPU has NEON.
-#[inline(always)]
-unsafe fn plane(bytes: *const u8) -> [uint8x16_t; 4] {
-    const BIT: [u8; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-    // SAFETY: the caller's guarantee; BIT has 8 bytes.
-    unsafe {
-        let bit = vld1_u8(BIT.as_ptr());
-        let bit = vcombine_u8(bit, bit);
-        std::array::from_fn(|i| {
-            let low = vld1_dup_u8(bytes.add(2 * i));
-            let high = vld1_dup_u8(bytes.add(2 * i + 1));
-            vtstq_u8(vcombine_u8(low, high), bit)
-        })
-    }
-}
-
-/// The values of a codebook, zeros behind them.
-#[inline]
-#[target_feature(enable = "neon")]
-fn table(codebook: &Codebook) -> int8x16_t {
-    let mut values = [0i8; 16];
-    values[..codebook.values().len()].copy_from_slice(codebook.values());
-    // SAFETY: 16 bytes.
-    unsafe { vld1q_s8(values.as_ptr()) }
-}
-
-/// The scales of groups `first .. first + count` of a row, zeros behind them; count is 1 to BLOCK.
-#[inline]
-#[target_feature(enable = "neon")]
-fn scales<const BITS: usize>(
-    row: &[u8],
-    (groups, first, count): (usize, usize, usize),
-) -> [f32; BLOCK] {
-    let scales = &row[groups * group_bytes(BITS) + 2 * first..][..2 * count];
-    let mut all = [0; 2 * BLOCK];
-    let halves = scales.first_chunk().unwrap_or_else(|| {
-        all[..scales.len()].copy_from_slice(scales);
-        &all
-    });
-    // SAFETY: 16 bytes.
-    let vectors = unsafe { load_halves(halves.as_ptr()) };
-    let mut out = [0.0; BLOCK];
-    for (out, vector) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(vectors) {
-        *out = store(vector);
-    }
-    out
-}
-
-/// Asks for what lies `ahead` bytes behind a block of groups, codes and scales.
-#[inline(always)]
-fn prefetch_block<const BITS: usize, const R: usize>(
-    rows: [&[u8]; R],
-    groups: usize,
-    first: usize,
-    ahead: usize,
-) {
-    // BLOCK groups are BITS lines.
-    for line in 0..BITS {
-        prefetch_rows(rows, first * group_bytes(BITS) + 64 * line + ahead);
-    }
-    if first.is_multiple_of(4 * BLOCK) {
-        prefetch_rows(rows, groups * group_bytes(BITS) + 2 * first + ahead);
+        let vector = vld1q_u8(packed.add(64 * index));
+        vandq_u8(vshlq_u8(vector, vdupq_n_s8(-(by as i8))), vdupq_n_u8(mask))
     }
 }
 
 /// # Safety
-/// The CPU has NEON and what M needs. For speed the caller has these features enabled.
+/// The CPU has NEON and what M needs; tiles are whole, and x covers them. For speed the caller has these features
+/// enabled.
 #[inline(always)]
-unsafe fn dot_rows<M: Multiply, const BITS: usize, const R: usize>(
-    rows: [&[u8]; R],
+unsafe fn dot_tiles<M: Multiply, const BITS: usize, const BY_OUTPUT: bool>(
+    tiles: &[u8],
     codebook: &Codebook,
-    x: Activations<'_>,
-    out: &mut [f32; R],
-    ahead: usize,
+    x: &[QuantBlock],
+    sums: &mut [f32; TILE],
 ) {
-    let groups = x.floats.len() / GROUP;
-    let rows = rows.map(|row| &row[..row_bytes(BITS, groups)]);
-    let blocks = &x.quants[..block_count(x.floats.len())];
-    // SAFETY: the CPU has the features. Group first + g is one of the rows'; a group of activations is 32 bytes.
+    let (sums, _) = sums.as_chunks_mut::<LANES>();
+    // SAFETY: the CPU has the features. Units are of their tile, four activations of their half; eight halves are
+    // scales of a tile.
     unsafe {
-        let table = table(codebook);
-        let mut sums = [[vdupq_n_f32(0.0); 4]; R];
-        for first in (0..groups).step_by(BLOCK) {
-            let count = BLOCK.min(groups - first);
-            prefetch_block::<BITS, R>(rows, groups, first, ahead);
-            let factors = rows.map(|row| scales::<BITS>(row, (groups, first, count)));
-            for g in 0..count {
-                let at = 2 * (first + g);
-                let (block, at) = (&blocks[at / BLOCK_GROUPS], at % BLOCK_GROUPS);
-                let quants = block.quants[at..at + 2].as_ptr().cast::<i8>();
-                let quants = [0, 1, 2, 3].map(|i| vld1q_s8(quants.add(i * QUARTER)));
-                let scales = [block.scales[at], block.scales[at + 1]];
-                for r in 0..R {
-                    let group = rows[r].as_ptr().add((first + g) * group_bytes(BITS));
-                    let values = values::<BITS>(group, table);
-                    let factors = scales.map(|scale| factors[r][g] * scale);
-                    for i in [0, 1, 2, 3] {
-                        let parts = vcvtq_f32_s32(M::parts(values[i], quants[i]));
-                        sums[r][i] = vfmaq_n_f32(sums[r][i], parts, factors[i / 2]);
-                    }
+        let table = vld1q_s8(padded(codebook).as_ptr());
+        for (t, tile) in tiles.chunks_exact(tile_bytes(BITS)).enumerate() {
+            let (block, first) = (&x[t / BLOCK_TILES], t % BLOCK_TILES * HALVES);
+            let mut halves = [[vdupq_n_f32(0.0); VECTORS]; HALVES];
+            for (half, parts) in halves.iter_mut().enumerate() {
+                let quants = &block.quants[first + half];
+                let mut acc = [vdupq_n_s32(0); VECTORS];
+                for unit in 0..HALF_UNITS {
+                    let at = (half * HALF_UNITS + unit) * unit_bytes(BITS);
+                    let packed = tile.as_ptr().add(at);
+                    let quads = quants.as_ptr().add(unit * UNIT_INPUTS).cast::<i32>();
+                    eight_times!(K => {
+                        let x = vdupq_n_s32(quads.add(K / CODE_VECTORS).read_unaligned());
+                        let x = vreinterpretq_s8_s32(x);
+                        for quarter in 0..QUARTERS {
+                            let codes = codes::<BITS>(packed.add(16 * quarter), K);
+                            let weights = vqtbl1q_s8(table, codes);
+                            let acc = &mut acc[K % CODE_VECTORS * QUARTERS + quarter];
+                            *acc = vaddq_s32(*acc, M::parts(weights, x));
+                        }
+                    });
+                }
+                for (part, acc) in parts.iter_mut().zip(acc) {
+                    *part = vcvtq_f32_s32(acc);
                 }
             }
-        }
-        for (out, [a, b, c, d]) in out.iter_mut().zip(sums) {
-            *out = sum_lanes(vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d))) / UNIT;
+            let [low, high] = [block.scales[first], block.scales[first + 1]];
+            let mut scales = [vdupq_n_f32(1.0); VECTORS];
+            if BY_OUTPUT {
+                let halves = tile[code_bytes(BITS)..].as_ptr();
+                for (i, pair) in scales.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    *pair = load_halves(halves.add(16 * i));
+                }
+            }
+            for (v, sums) in sums.iter_mut().enumerate() {
+                let sum = load(sums);
+                *sums = store(if BY_OUTPUT {
+                    let both = vfmaq_n_f32(vmulq_n_f32(halves[0][v], low), halves[1][v], high);
+                    vfmaq_f32(sum, both, scales[v])
+                } else {
+                    vfmaq_n_f32(vfmaq_n_f32(sum, halves[0][v], low), halves[1][v], high)
+                });
+            }
         }
     }
 }
 
 #[target_feature(enable = "neon")]
-fn axpy_rows<const BITS: usize, const R: usize>(
-    rows: [&[u8]; R],
-    codebook: &Codebook,
-    weights: &[f32; R],
-    acc: &mut [f32],
-    ahead: usize,
-) {
-    let groups = acc.len() / GROUP;
-    let rows = rows.map(|row| &row[..row_bytes(BITS, groups)]);
-    let weights = weights.map(|weight| weight / UNIT);
-    let table = table(codebook);
-    for first in (0..groups).step_by(BLOCK) {
-        let count = BLOCK.min(groups - first);
-        prefetch_block::<BITS, R>(rows, groups, first, ahead);
-        let mut factors = rows.map(|row| scales::<BITS>(row, (groups, first, count)));
-        for (factors, weight) in factors.iter_mut().zip(weights) {
-            factors.iter_mut().for_each(|scale| *scale *= weight);
-        }
-        for g in 0..count {
-            // Vector 4 i + quarter holds weights 16 quarter + 4 n + i.
-            let (sums, _) = acc[(first + g) * GROUP..][..GROUP].as_chunks_mut::<LANES>();
-            let mut vectors: [float32x4_t; GROUP / LANES] = std::array::from_fn(|i| load(&sums[i]));
-            for r in 0..R {
-                let group = rows[r][(first + g) * group_bytes(BITS)..].as_ptr();
-                // SAFETY: group first + g is one of the rows'; the CPU has NEON.
-                let values = unsafe { values::<BITS>(group, table) };
-                for (quarter, values) in values.into_iter().enumerate() {
-                    let values = vreinterpretq_s32_s8(values);
-                    let floats = [
-                        vshlq_n_s32::<24>(values),
-                        vshlq_n_s32::<16>(values),
-                        vshlq_n_s32::<8>(values),
-                        values,
-                    ]
-                    .map(|values| vcvtq_f32_s32(vshrq_n_s32::<24>(values)));
-                    for (i, floats) in floats.into_iter().enumerate() {
-                        let vector = &mut vectors[4 * i + quarter];
-                        *vector = vfmaq_n_f32(*vector, floats, factors[r][g]);
-                    }
-                }
-            }
-            for (sums, vector) in sums.iter_mut().zip(vectors) {
-                *sums = store(vector);
-            }
+fn fold(scales: &[u8], x: &[f32], out: &mut [f32]) {
+    let x = x.as_chunks::<{ 2 * LANES }>().0.iter().zip(out.as_chunks_mut::<{ 2 * LANES }>().0);
+    for ((x, out), scales) in x.zip(scales.chunks_exact(4 * LANES)) {
+        // SAFETY: eight halves.
+        let scales = unsafe { load_halves(scales.as_ptr()) };
+        let x = x.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<LANES>().0);
+        for ((x, out), scales) in x.zip(scales) {
+            *out = store(vmulq_f32(load(x), scales));
         }
     }
 }

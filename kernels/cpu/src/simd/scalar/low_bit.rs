@@ -1,64 +1,48 @@
-//! Low-bit rows.
+//! Low-bit tiles.
 
-use crate::simd::Activations;
-use crate::simd::low_bit::{GROUP, LowBitOps, PARTS, spread};
-use crate::simd::quantise::{self, BLOCK_GROUPS};
-use ls_bundle::low_bit::{Codebook, Row, UNIT};
+use super::half_at;
+use crate::simd::QuantBlock;
+use crate::simd::low_bit::{BLOCK_TILES, HALVES, LowBitOps, TILE, count, tile_bytes};
+use crate::simd::quantise::GROUP;
+use ls_bundle::low_bit::Codebook;
+use ls_bundle::tiles::{code, code_bytes};
 
-pub(super) const LOW_BIT: LowBitOps = LowBitOps { dot, axpy };
+pub(super) const LOW_BIT: LowBitOps =
+    LowBitOps { by_output: dot::<true>, by_input: dot::<false>, fold };
 
-/// Groups of activations that a group of weights meets.
-const HALVES: usize = GROUP / quantise::GROUP;
-
-/// Groups `0 ..` of a row of `cols` weights: scale, and values of the codes.
-fn groups<'a>(
-    row: &'a [u8],
-    codebook: &'a Codebook,
-    cols: usize,
-) -> impl Iterator<Item = (f32, [i8; GROUP])> + 'a {
-    let row = &row[..codebook.bits().row_bytes(cols as u32)];
-    let values = codebook.values();
-    Row::new(codebook, row)
-        .groups()
-        .map(|(scale, codes)| (scale.to_f32(), codes.map(|code| values[usize::from(code)])))
-}
-
-/// Part j of a group's product is an integer; scaled it is added to sum j, groups ascending. At the end the halves of
-/// the sums are added, and so on.
-fn dot(rows: &[&[u8]], codebook: &Codebook, x: Activations<'_>, out: &mut [f32], _ahead: usize) {
-    for (row, out) in rows.iter().zip(out) {
-        let mut sums = [0f32; PARTS];
-        for (g, (scale, weights)) in groups(row, codebook, x.floats.len()).enumerate() {
-            for (half, weights) in weights.as_chunks::<{ quantise::GROUP }>().0.iter().enumerate() {
-                let g = HALVES * g + half;
-                let (block, g) = (&x.quants[g / BLOCK_GROUPS], g % BLOCK_GROUPS);
-                let scale = scale * block.scales[g];
-                let sums = sums.as_chunks_mut::<{ PARTS / HALVES }>().0[half].iter_mut();
-                let weights = weights.as_chunks::<4>().0.iter();
-                let parts = weights.zip(block.quants[g].as_chunks::<4>().0);
-                for (sum, (weights, x)) in sums.zip(parts) {
-                    let products =
-                        weights.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x));
-                    *sum = (products.sum::<i32>() as f32).mul_add(scale, *sum);
-                }
-            }
+fn dot<const BY_OUTPUT: bool>(
+    tiles: &[u8],
+    codebook: &Codebook,
+    x: &[QuantBlock],
+    sums: &mut [f32; TILE],
+) {
+    count(codebook, tiles, x);
+    let bits = codebook.bits();
+    for (t, tile) in tiles.chunks_exact(tile_bytes(bits.count() as usize)).enumerate() {
+        let (block, first) = (&x[t / BLOCK_TILES], t % BLOCK_TILES * HALVES);
+        let scales = &tile[code_bytes(bits)..];
+        for (output, sum) in sums.iter_mut().enumerate() {
+            let part = |half: usize| {
+                let inputs = (half * GROUP..).zip(&block.quants[first + half]);
+                let product = |(input, x): (usize, &i8)| {
+                    let value = codebook.values()[usize::from(code(bits, tile, output, input))];
+                    i32::from(value) * i32::from(*x)
+                };
+                inputs.map(product).sum::<i32>() as f32
+            };
+            let [low, high] = [block.scales[first], block.scales[first + 1]];
+            *sum = if BY_OUTPUT {
+                let both = part(1).mul_add(high, part(0) * low);
+                both.mul_add(half_at(scales, output), *sum)
+            } else {
+                part(1).mul_add(high, part(0).mul_add(low, *sum))
+            };
         }
-        let (low, high) = sums.split_at(PARTS / 2);
-        let [a, b, c, d, e, f, g, h]: [f32; PARTS / 2] = std::array::from_fn(|i| low[i] + high[i]);
-        *out = (((a + e) + (c + g)) + ((b + f) + (d + h))) / UNIT;
     }
 }
 
-fn axpy(rows: &[&[u8]], codebook: &Codebook, weights: &[f32], acc: &mut [f32], _ahead: usize) {
-    for (row, &weight) in rows.iter().zip(weights) {
-        let weight = weight / UNIT;
-        let groups = groups(row, codebook, acc.len());
-        for (acc, (scale, values)) in acc.chunks_exact_mut(GROUP).zip(groups) {
-            let factor = weight * scale;
-            for (k, value) in values.into_iter().enumerate() {
-                let acc = &mut acc[spread(k)];
-                *acc = f32::from(value).mul_add(factor, *acc);
-            }
-        }
+fn fold(scales: &[u8], x: &[f32], out: &mut [f32]) {
+    for (i, (x, out)) in x.iter().zip(out).enumerate() {
+        *out = x * half_at(scales, i);
     }
 }
