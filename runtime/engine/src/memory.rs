@@ -52,14 +52,14 @@ pub struct PlanRequest {
     pub depth: u32,
     /// What sparse decode needs; None: all is dense.
     pub sparse: Option<SparseNeeds>,
-    /// What a small read costs, as bytes of a large one; 0: nothing is read together.
+    /// What a read costs beside its bytes, as bytes of a large one; 0: nothing is read together.
     pub read_cost_bytes: u64,
 }
 
 /// Wanted blocks that lie near each other are read as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
-    /// What a read costs at least, as bytes of a large one.
+    /// What a read costs beside its bytes, as bytes of a large one.
     pub read_cost_bytes: u64,
     /// Longest read.
     pub span_bytes: u64,
@@ -78,7 +78,7 @@ impl Merge {
     /// What a read of `len` bytes costs.
     #[must_use]
     pub fn cost(&self, len: u64) -> u64 {
-        len.max(self.read_cost_bytes)
+        len + self.read_cost_bytes
     }
 }
 
@@ -90,6 +90,9 @@ pub struct SparseNeeds {
     /// The books of cache and selection.
     pub book_bytes: u64,
 }
+
+/// Longest read of several blocks, in read costs: what yet larger ones would save hardly counts.
+const MERGE_SPAN: u64 = 8;
 
 /// Slots that the smallest sparse plan has: a batch being computed with, another on its way.
 pub const MIN_SLOTS: u32 = 16;
@@ -474,10 +477,11 @@ impl Planner<'_> {
         if self.request.sparse.is_none() || read_cost_bytes <= block / 2 {
             return None;
         }
-        let span_bytes = (read_cost_bytes + read_cost_bytes / 2).max(2 * block);
+        let room_bytes = room.saturating_sub(self.min_slots()) / 8;
+        // Rather shorter reads than one at a time.
+        let span_bytes = (MERGE_SPAN * read_cost_bytes).min(room_bytes / 4).max(2 * block);
         let buffer_bytes = self.buffer(span_bytes);
-        let spare = room.saturating_sub(self.min_slots());
-        let buffers = (spare / 8 / buffer_bytes).min(Merge::MAX_BUFFERS) as u32;
+        let buffers = (room_bytes / buffer_bytes).min(Merge::MAX_BUFFERS) as u32;
         (buffers > 0).then_some(Merge { read_cost_bytes, span_bytes, buffer_bytes, buffers })
     }
 

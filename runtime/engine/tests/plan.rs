@@ -153,7 +153,7 @@ fn reading_together_takes_what_is_spare_and_never_raises_the_minimum() {
         let without = fit(&ask(mib << 20, 0)).unwrap();
         assert_eq!(without.merge, None);
         let buffers = merge.buffer_bytes * u64::from(merge.buffers);
-        assert!(plan.io_buffers.0 - without.io_buffers.0 == buffers && buffers < 1 << 20);
+        assert!(plan.io_buffers.0 - without.io_buffers.0 == buffers && buffers < mib << 17);
     }
     // Large blocks are read alone: a read costs little beside their bytes.
     assert_eq!(fit(&ask(200 << 20, 2000)).unwrap().merge, None);

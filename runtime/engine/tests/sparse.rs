@@ -52,7 +52,7 @@ const POLICIES: [Eviction; 6] = [
     Eviction::HotPinned,
 ];
 
-/// What a small read costs; a block of the sample has 768 bytes or a few times that.
+/// What a read costs beside its bytes; a block of the sample has 768 bytes or a few times that.
 const READ_COSTS: [u64; 3] = [0, 2000, 8000];
 
 const CASE: Case = Case {

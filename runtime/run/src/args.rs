@@ -87,7 +87,7 @@ pub struct RunArgs {
     /// How the bundle is read.
     #[arg(long, value_enum, default_value = "auto", hide_short_help = true)]
     pub(crate) io: IoChoice,
-    /// What a small read costs, as bytes of a large one: sparse decode reads blocks that lie near each other together
+    /// What a read costs beside its bytes, as bytes of a large one: sparse decode reads blocks that lie near each other together
     /// where that costs less; 0: never. [default: as this disk was measured]
     #[arg(long, value_name = "BYTES", value_parser = parse_read_cost, hide_short_help = true)]
     pub(crate) read_cost: Option<ByteCount>,

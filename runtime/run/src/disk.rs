@@ -19,8 +19,8 @@ const ROUNDS: u32 = 3;
 /// Reads of blocks, small and large ones, and how many of them are in flight.
 const BLOCK_BYTES: [u64; 2] = [4 << 10, 64 << 10];
 const MANY: u32 = 32;
-/// More bytes than this are never read for nothing.
-const MAX_READ_COST_BYTES: u64 = 64 << 10;
+/// More bytes than this are never read for nothing, however dear small reads seemed at that moment.
+const MAX_READ_COST_BYTES: u64 = 32 << 10;
 /// Most reads in flight.
 pub(crate) const MAX_DEPTH: u32 = 32;
 /// This part of a budget hardly counts.
@@ -40,7 +40,7 @@ pub(crate) struct Shape {
     pub(crate) request_bytes: u64,
     /// Reads in flight.
     pub(crate) depth: u32,
-    /// What the smallest read costs, as bytes of these.
+    /// What a read costs beside its bytes, as bytes of these.
     pub(crate) read_cost_bytes: u64,
 }
 
@@ -204,11 +204,12 @@ mod tests {
     fn a_shape_survives_the_cache_and_nonsense_does_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("deep/disks.json");
-        let shape = Shape { request_bytes: 1 << 20, depth: 4, read_cost_bytes: 36_000 };
+        let shape = Shape { request_bytes: 1 << 20, depth: 4, read_cost_bytes: 18_000 };
         write(&file, Map::from_iter([("7".to_owned(), to_json(shape))]));
         assert_eq!(read(&file).get("7").and_then(from_json), Some(shape));
         for nonsense in [
             "{\"7\": {\"request_bytes\": 1048576, \"depth\": 4}}",
+            "{\"7\": {\"request_bytes\": 1048576, \"depth\": 4, \"read_cost_bytes\": 65536}}",
             "",
             "[]",
             "{\"7\": 3}",

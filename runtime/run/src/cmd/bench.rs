@@ -153,6 +153,7 @@ fn measured(
     let bound_tok_s = machine.bound_tok_s(load);
     Ok(serde_json::json!({
         "decode_tok_s": run.decode_tok_s,
+        "quarters_tok_s": run.quarters_tok_s,
         "prefill_tok_s": script.prompt.len() as f64 / run.ttft_s,
         "ttft_s": run.ttft_s,
         "stalled_s": run.stalled_s,
@@ -170,6 +171,8 @@ fn measured(
 struct Repetition {
     ttft_s: f64,
     decode_tok_s: f64,
+    /// By quarters of the tokens, if there are four.
+    quarters_tok_s: [f64; 4],
     bytes_per_token: u64,
     stalled_s: f64,
 }
@@ -187,14 +190,27 @@ fn repetition(
     let mut token = sampler.sample(engine.prefill(&script.prompt, u64::from(args.n_predict))?);
     let ttft_s = started.elapsed().as_secs_f64();
     let (read_before, decoding) = (engine.bytes_read(), Instant::now());
-    for (index, left) in (0..args.n_predict as usize).zip((0..args.n_predict).rev()) {
+    let tokens = args.n_predict as usize;
+    // When each quarter of the tokens ended.
+    let mut ends_s = [0.0; 4];
+    for (index, left) in (0..tokens).zip((0..args.n_predict).rev()) {
         token = script.forced.as_ref().map_or(token, |forced| forced[index]);
         token = sampler.sample(engine.decode(token, u64::from(left))?);
+        ends_s[4 * index / tokens] = decoding.elapsed().as_secs_f64();
     }
     let decode_s = decoding.elapsed().as_secs_f64();
+    // The first index that falls into a quarter.
+    let first = |quarter: usize| (quarter * tokens).div_ceil(4);
+    let begin_s = |quarter: usize| if quarter == 0 { 0.0 } else { ends_s[quarter - 1] };
+    let quarters_tok_s = std::array::from_fn(|quarter| {
+        let count = (first(quarter + 1) - first(quarter)) as f64;
+        // Fewer than four tokens have no quarters.
+        if tokens < 4 { 0.0 } else { count / (ends_s[quarter] - begin_s(quarter)) }
+    });
     Ok(Repetition {
         ttft_s,
         decode_tok_s: f64::from(args.n_predict) / decode_s,
+        quarters_tok_s,
         bytes_per_token: (engine.bytes_read() - read_before) / u64::from(args.n_predict),
         stalled_s: (engine.stats().stalled - stalled_before).as_secs_f64(),
     })
