@@ -48,8 +48,9 @@ datasets: setup   ## Unpack real English text from Debian packages into datasets
 golden: setup   ## Regenerate the golden files; review the diff.
 	cargo run --locked -p ls-bundle --example golden
 
-manuals:   ## Man pages and shell completions of ls-run and ls-serve, into artifacts/manuals.
+manuals:   ## Man pages and shell completions, into artifacts/manuals.
 	cargo run --locked -p ls-serve --example manuals artifacts/manuals
+	cargo run --locked -p ls-prep -- manuals artifacts/manuals
 
 fmt:
 	cargo fmt --all

@@ -121,7 +121,10 @@ impl BaseTables {
         let number =
             |at: usize| u32::from_le_bytes(*front[at..].first_chunk().expect("within the front"));
         if &front[..4] != MAGIC || number(4) != VERSION {
-            return bad("they do not start as tables of version 2: pack the bundle again with this ls-prep".to_owned());
+            return bad(
+                "they do not start as tables of version 2: pack the bundle again with this ls-prep"
+                    .to_owned(),
+            );
         }
         if (number(8), number(12)) != (cols, neurons) {
             let found = (number(12), number(8));

@@ -54,6 +54,12 @@ pub(crate) enum Command {
     Recipe(RecipeArgs),
     Datasets(DatasetsArgs),
     Synth(SynthArgs),
+    /// Writes man pages and shell completions into a folder
+    #[command(hide = true)]
+    Manuals {
+        /// Where to
+        folder: PathBuf,
+    },
 }
 
 const IMPORT_EXAMPLES: &str = "\

@@ -7,7 +7,8 @@ mod cmd;
 mod terminal;
 
 use args::{Args, Command, ImportArgs};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
 use ls_bundle::ids::ByteCount;
 use ls_prep::error::{PrepError, Result};
 use ls_prep::exit::Exit;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Recipe(args) => cmd::stages::recipe(&args),
         Command::Datasets(args) => cmd::datasets::run(&args),
         Command::Synth(args) => cmd::synth::run(&args),
+        Command::Manuals { folder } => manuals(&folder),
     };
     match result {
         Ok(()) => Exit::Ok.into(),
@@ -50,6 +52,18 @@ fn main() -> ExitCode {
             error.exit().into()
         }
     }
+}
+
+fn manuals(folder: &Path) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let mut command = Args::command();
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            clap_complete::generate_to(shell, &mut command, "ls-prep", folder)?;
+        }
+        clap_mangen::generate_to(command.disable_help_subcommand(true), folder)
+    };
+    write().map_err(|source| PrepError::io(folder, source))
 }
 
 /// Tokens of a window of calibration text, as in the recipes.

@@ -31,7 +31,8 @@ const EXAMPLES: &str = "\
 Examples:
   ls-prep all model.gguf --out model.lsb --recipe quick --calibration datasets/text/*.txt
   ls-prep all model.gguf --out model.lsb --calibration datasets/text/*.txt --quality 5% --resident 25%
-  ls-prep all ./Qwen2.5-0.5B-Instruct --out qwen.lsb --recipe full --calibration a.txt b.txt --json";
+  ls-prep all ./Qwen2.5-0.5B-Instruct --out qwen.lsb --recipe full --calibration a.txt b.txt --json
+  ls-prep all model.gguf --out model.lsb --calibration datasets/text/*.txt --dry-run";
 
 /// Prepares a model: runs every stage that is not done yet, and packs the bundle.
 ///
@@ -47,6 +48,9 @@ pub(crate) struct AllArgs {
     /// Bundle to write; an existing one is replaced
     #[arg(long, short, value_name = "FILE.lsb")]
     pub(crate) out: PathBuf,
+    /// Tell what is done and what is not, what the longest stage will take and whether there is room for it; run no stage
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 /// What became of a stage.
@@ -104,6 +108,9 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
     drop(progress);
     chain.refuse_to_replace(&args.out)?;
     args.search.apply(&mut chain);
+    if args.dry_run {
+        return dry_run(&chain, args.stage.json);
+    }
     let mut run = Run::new(&chain, args.stage.json);
     let (activations, embedding) = recorded(&mut run)?;
     let mut told = std::mem::take(&mut run.told);
@@ -136,6 +143,18 @@ pub(crate) fn run(args: &AllArgs) -> Result<()> {
     let settings = settings.map(|(_, settings)| settings);
     extend(&mut object, json!({"settings": settings, "stages": run.told}));
     print(object)
+}
+
+/// What a run would find and need.
+fn dry_run(chain: &Chain, as_json: bool) -> Result<()> {
+    super::stages::tell_links(chain, as_json)?;
+    let store = &chain.source.store;
+    if store.find(&chain.prompts()?)?.is_none() {
+        eprintln!("what activations will take is told once the prompts are taken");
+        return Ok(());
+    }
+    let (windows, prompts) = chain.windows(&mut ())?;
+    announce(chain, &chain.activations(&windows, prompts))
 }
 
 /// What everything else is learned from.

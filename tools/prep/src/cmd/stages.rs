@@ -289,9 +289,14 @@ pub(crate) fn report(
 /// `ls-prep status`.
 pub(crate) fn status(args: &StageArgs) -> Result<()> {
     let chain = args.chain(&mut TerminalProgress::new())?;
+    tell_links(&chain, args.json)
+}
+
+/// How far each stage has come.
+pub(super) fn tell_links(chain: &Chain, as_json: bool) -> Result<()> {
     let links = chain.links()?;
     let folder = chain.source.store.folder();
-    if args.json {
+    if as_json {
         return print(json!({"folder": folder, "recipe": chain.recipe.name, "stages": links}));
     }
     print(format!("{} with recipe {}", folder.display(), chain.recipe.name))?;
