@@ -3,6 +3,8 @@
 //! A prompt runs densely: every neuron of every layer, in file order. So does decode, unless the engine was opened with
 //! [`SparseOptions`]: then each FFN runs the neurons that matter for the token ([`crate::sparse`]).
 
+mod told;
+
 use crate::checker::{Checker, Verify};
 use crate::error::EngineError;
 use crate::flow::Disk;
@@ -10,7 +12,7 @@ use crate::memory::{MemoryPlan, ROW_BUFFERS};
 use crate::program::{self, MAX_PARTS, Program, Source, Step, Walk};
 use crate::recording::{Recorder, Recording};
 use crate::sparse::{self, SparseFfn, Visit};
-use crate::stats::{LayerStats, Stats};
+use crate::stats::Stats;
 use crate::stream::Stream;
 use crate::system::Columns;
 use crate::timeline::{Span, Timeline};
@@ -18,12 +20,12 @@ use ls_bundle::Bundle;
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::{MatrixExtent, WeightMap};
-use ls_cache::Counts;
 use ls_compute::{ComputeBackend, MatrixRows, NeuronBlocks, Outputs, Pass, ProjectionPart};
+use ls_control::{Controller, Fixed};
 use ls_io::BlockStore;
 use ls_sync::Slot;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The resident prefix of a section.
 #[derive(Debug)]
@@ -77,6 +79,8 @@ pub struct Engine {
     program: Program,
     /// The walk of sparse decode, and what runs its FFNs.
     sparse: Option<(Program, SparseFfn)>,
+    /// Who plans these; always there but while decoding.
+    controller: Option<Box<dyn Controller>>,
     stream: Stream,
     checker: Checker,
     resident: Vec<Option<Resident>>,
@@ -128,6 +132,8 @@ impl Engine {
             checker.resident(extent, &slot.bytes()[*skip..])?;
             backend.keep(&slot.bytes()[*skip..][..extent.len as usize]);
         }
+        let columns = sparse.as_ref().map(|options| options.columns);
+        let controller = columns.map_or(Fixed::DEFAULT, |columns| columns.controller());
         let sparse = match sparse.zip(sparse_program) {
             None => None,
             Some((SparseOptions { columns, recording }, program)) => {
@@ -157,6 +163,7 @@ impl Engine {
             map,
             program,
             sparse,
+            controller: Some(Box::new(controller)),
             stream,
             checker,
             resident,
@@ -182,60 +189,9 @@ impl Engine {
         self.context
     }
 
-    /// Counters so far.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.stats
-    }
-
-    /// Bytes read from the bundle so far.
-    #[must_use]
-    pub fn bytes_read(&self) -> u64 {
-        self.stream.store().counters().bytes
-    }
-
-    /// What happened to the requests for single blocks, all layers together; None if decode is dense.
-    #[must_use]
-    pub fn cache_counts(&self) -> Option<Counts> {
-        let (_, ffn) = self.sparse.as_ref()?;
-        let mut counts = Counts::default();
-        for layer in 0..self.map.layers.len() {
-            counts += ffn.cache().counts(LayerId(layer as u16));
-        }
-        Some(counts)
-    }
-
-    /// What happened in each layer, and to its requests for blocks; nothing if decode is dense.
-    pub fn layer_stats(&self) -> impl Iterator<Item = (LayerStats, Counts)> {
-        self.sparse.iter().flat_map(|(_, ffn)| {
-            let counts = |layer: usize| ffn.cache().counts(LayerId(layer as u16));
-            ffn.layers().iter().enumerate().map(move |(layer, stats)| (*stats, counts(layer)))
-        })
-    }
-
-    /// Tokens for which blocks were read ahead, and all that were decoded sparsely.
-    #[must_use]
-    pub fn prefetched_tokens(&self) -> (u64, u64) {
-        self.sparse.as_ref().map_or((0, 0), |(_, ffn)| ffn.prefetched_tokens())
-    }
-
-    /// Records what each token that is decoded from now on wants, until `recording` is full. Allocates.
-    ///
-    /// # Panics
-    /// If decode is not dense.
-    pub fn record(&mut self, recording: Recording) {
-        assert!(self.sparse.is_none(), "the truth is a dense engine's");
-        self.recorder = Some(Recorder::new(&self.map, recording));
-    }
-
-    /// What was recorded.
-    pub fn take_recording(&mut self) -> Option<Recording> {
-        self.recorder.take().map(Recorder::finish)
-    }
-
-    /// Keeps a timeline of all that comes, and returns the one that was kept so far.
-    pub fn trace(&mut self, timeline: Timeline) -> Timeline {
-        std::mem::replace(&mut self.timeline, timeline)
+    /// Lets a controller plan the FFNs of all tokens to come; none are planned if decode is dense.
+    pub fn control(&mut self, controller: Box<dyn Controller>) {
+        self.controller = Some(controller);
     }
 
     /// The program, for plans and reports.
@@ -278,7 +234,7 @@ impl Engine {
         self.stream.expect_passes(passes as u64 + passes_after);
         for (index, pass) in tokens.chunks(self.pass_tokens as usize).enumerate() {
             let outputs = if index + 1 == passes { outputs } else { Outputs::None };
-            self.pass(pass, outputs, false)?;
+            self.pass(pass, outputs, None)?;
         }
         self.stats.prefill_tokens += tokens.len() as u64;
         self.stats.prefill_passes += passes as u64;
@@ -289,16 +245,39 @@ impl Engine {
 
     /// One token; its logits follow. `passes_after` more passes may be read ahead for.
     pub fn decode(&mut self, token: u32, passes_after: u64) -> Result<&[f32], EngineError> {
+        let controller = self.controller.take().expect("decode puts it back");
+        let decoded = self.decode_token(token, passes_after, controller.as_ref());
+        self.controller = Some(controller);
+        decoded?;
+        Ok(self.backend.logits())
+    }
+
+    /// The same under another controller than the engine's own.
+    pub fn decode_under(
+        &mut self,
+        controller: &dyn Controller,
+        token: u32,
+    ) -> Result<&[f32], EngineError> {
+        self.decode_token(token, 0, controller)?;
+        Ok(self.backend.logits())
+    }
+
+    fn decode_token(
+        &mut self,
+        token: u32,
+        passes_after: u64,
+        controller: &dyn Controller,
+    ) -> Result<(), EngineError> {
         self.check_room(1)?;
         let started = Instant::now();
         if self.sparse.is_some() {
             self.stream.switch(SPARSE_WALK);
         }
         self.stream.expect_passes(1 + passes_after);
-        self.pass(&[token], Outputs::LastLogits, true)?;
+        self.pass(&[token], Outputs::LastLogits, Some(controller))?;
         self.stats.decode_tokens += 1;
         self.stats.decode += started.elapsed();
-        Ok(self.backend.logits())
+        Ok(())
     }
 
     /// Scores a window from an empty context: the negative log-likelihood (nats) of each token from `first` on, given
@@ -310,31 +289,9 @@ impl Engine {
         self.stream.switch(DENSE_WALK);
         self.stream.expect_passes(1);
         let outputs = Outputs::Score { first: first as u32 - 1, targets: &window[first..] };
-        self.pass(&window[..window.len() - 1], outputs, false)?;
+        self.pass(&window[..window.len() - 1], outputs, None)?;
         self.stats.prefill_tokens += window.len() as u64;
         Ok(self.backend.nll())
-    }
-
-    /// Streams one pass without computing, and returns the time it took: the least that any pass can take here.
-    pub fn read_pass(&mut self) -> Result<Duration, EngineError> {
-        let started = Instant::now();
-        self.stream.switch(DENSE_WALK);
-        self.stream.expect_passes(1);
-        let mut ignored = Stats::default();
-        for piece in 0..self.program.pieces.len() as u32 {
-            self.stream.pump()?;
-            self.stream.wait(piece, &mut ignored)?;
-            self.stream.release(piece);
-        }
-        Ok(started.elapsed())
-    }
-
-    /// Bytes a second at which `threads` threads read what is resident; None if nothing is.
-    #[must_use]
-    pub fn memory_bandwidth(&self, threads: usize, budget_ms: u64) -> Option<f64> {
-        let parts: Vec<&[u8]> =
-            self.resident.iter().flatten().map(|r| &r.bytes()[..r.len as usize]).collect();
-        (!parts.is_empty()).then(|| ls_io::memory::read_bandwidth(&parts, threads, budget_ms))
     }
 
     fn check_room(&self, tokens: usize) -> Result<(), EngineError> {
@@ -348,12 +305,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Walks the program once. After an error the engine is as it was before, but for its statistics.
+    /// Walks the program once, a decoded token's under its controller. After an error the engine is as it was before, but
+    /// for its statistics.
     fn pass(
         &mut self,
         tokens: &[u32],
         outputs: Outputs<'_>,
-        decode: bool,
+        decode: Option<&dyn Controller>,
     ) -> Result<(), EngineError> {
         let walked = self.walk_once(tokens, outputs, decode);
         if walked.is_err() {
@@ -370,15 +328,17 @@ impl Engine {
         &mut self,
         tokens: &[u32],
         outputs: Outputs<'_>,
-        decode: bool,
+        controller: Option<&dyn Controller>,
     ) -> Result<(), EngineError> {
+        let decode = controller.is_some();
+        let controller = controller.filter(|_| self.sparse.is_some());
+        let sparse = controller.is_some();
         let count = u32::try_from(tokens.len()).expect("a pass is at most a context long");
         let since = self.timeline.begin();
         let pass = Pass { first_position: self.position, tokens: count, outputs, decode };
         self.backend.begin(pass);
         self.stream.pump()?;
         self.embed(tokens)?;
-        let sparse = decode && self.sparse.is_some();
         self.checker.begin(if sparse { SPARSE_WALK } else { DENSE_WALK });
         if let Some((_, ffn)) = self.sparse.as_mut().filter(|_| sparse) {
             ffn.begin();
@@ -394,7 +354,7 @@ impl Engine {
                 continue;
             }
             let since = self.timeline.begin();
-            self.step(step, sparse)?;
+            self.step(step, controller)?;
             if let Some((span, layer)) = span_of(step) {
                 self.timeline.end(since, span, layer, 0);
             }
@@ -455,7 +415,9 @@ impl Engine {
         self.checker.piece(piece, self.stream.bytes(piece))
     }
 
-    fn step(&mut self, step: Step, sparse: bool) -> Result<(), EngineError> {
+    /// `controller` is there in the walk of sparse decode.
+    fn step(&mut self, step: Step, controller: Option<&dyn Controller>) -> Result<(), EngineError> {
+        let sparse = controller.is_some();
         match step {
             Step::AttnInput(layer) => self.backend.attn_input(layer),
             Step::Attend(layer) => self.backend.attend(layer),
@@ -499,7 +461,8 @@ impl Engine {
                 let (_, ffn) = self.sparse.as_mut().expect("a walk of sparse decode");
                 let backend = backend.as_mut();
                 let disk = Disk { stream, checker, stats, timeline };
-                ffn.run(&mut Visit { layer, backend, disk })?;
+                let controller = controller.expect("a walk of sparse decode");
+                ffn.run(&mut Visit { layer, controller, backend, disk })?;
             }
             Step::Head { first_row, rows, source } => {
                 self.arrive(source)?;

@@ -10,8 +10,10 @@
 //! forgotten, and read again should it be wanted.
 
 use crate::checker::Checker;
+use crate::demand::Demand;
 use crate::error::EngineError;
 use crate::memory::{MIN_SLOTS, MemoryPlan, Merge};
+use crate::program::blocks_of;
 use crate::stats::{LayerStats, Stats};
 use crate::stream::{Arrived, Stream};
 use crate::system::{Admit, Columns, ComputeOrder, Share};
@@ -19,7 +21,8 @@ use crate::timeline::{Span, Timeline};
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
-use ls_cache::{Admission, Blocks, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
+use ls_cache::{Admission, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
+use ls_control::Frequencies;
 use ls_sync::Slot;
 use std::ops::RangeInclusive;
 
@@ -27,9 +30,6 @@ use std::ops::RangeInclusive;
 const MAX_PASSING: u32 = 512;
 /// Most expected blocks that are read at the same time: wanted ones, which may come any moment, wait behind them.
 const MAX_AHEAD_READS: u32 = 24;
-
-/// Blocks that are waited for together.
-const FEW: usize = 8;
 
 /// A wanted block that is in memory.
 #[derive(Clone, Copy, Debug)]
@@ -79,12 +79,9 @@ pub(crate) struct Flow {
     /// Expected blocks that are being read.
     ahead_reads: u32,
     visited: LayerId,
-    /// A bit for each block of the visited layer that it has asked for.
-    asked: Vec<u64>,
-    /// Wanted blocks, the next one last, and a bit for those that have no slot yet: one that was read with a neighbour is
-    /// still in the list.
+    demand: Demand,
+    /// Wanted blocks, the next one last; one that was read with a neighbour is still in the list.
     wanted: Vec<u32>,
-    missing: Vec<u64>,
     merge: Option<Merge>,
     /// Reads of several blocks, and their buffers; None while they are being read.
     groups: Vec<Group>,
@@ -92,11 +89,13 @@ pub(crate) struct Flow {
     /// Blocks that are read with others and have not arrived; at most so many.
     grouped: usize,
     max_grouped: usize,
-    /// Expected blocks of `expected_of` that may have none, the next one last.
+    /// Expected blocks of `expected_of` that may have none, the next one last; so many of them may be read at a time.
     expected: Vec<u32>,
     expected_of: LayerId,
-    /// Wanted blocks that are there and have not been taken.
+    segment: u32,
+    /// Wanted blocks that are there and have not been taken; the first `usable` of them may run.
     ready: Vec<Ready>,
+    usable: usize,
     layers: Vec<LayerStats>,
 }
 
@@ -139,7 +138,7 @@ impl Flow {
             ComputeOrder::Loaded => passing(plan.slots) as usize / 4,
         };
         Ok(Flow {
-            missing: vec![0; most.div_ceil(64)],
+            demand: Demand::new(most),
             merge: plan.merge,
             groups: buffers.iter().map(group).collect(),
             buffers,
@@ -152,11 +151,12 @@ impl Flow {
             early: Vec::with_capacity(slots),
             ahead_reads: 0,
             visited: LayerId(0),
-            asked: vec![0; most.div_ceil(64)],
             wanted: Vec::with_capacity(most),
             expected: Vec::with_capacity(most),
             expected_of: LayerId(0),
+            segment: MAX_AHEAD_READS,
             ready: Vec::with_capacity(most.max(slots)),
+            usable: 0,
             layers: vec![LayerStats::default(); ffn.len()],
             ffn,
         })
@@ -187,26 +187,31 @@ impl Flow {
         self.cache.holds(BlockId(self.ffn(layer).first_block.0 + block))
     }
 
+    /// What the visit asked for, and how far that has come.
+    pub(crate) fn demand(&mut self) -> &mut Demand {
+        &mut self.demand
+    }
+
     /// A layer asks for blocks, in this order. What is there is ready.
     pub(crate) fn ask(&mut self, layer: LayerId, blocks: &[u32]) {
         assert!(self.ready.is_empty() && self.wanted.is_empty(), "the visit before has ended");
         self.visited = layer;
         self.cache.begin(layer);
-        self.asked.fill(0);
-        self.missing.fill(0);
+        self.demand.begin();
         let first = self.ffn(layer).first_block.0;
         for &block in blocks {
-            self.asked[block as usize / 64] |= 1 << (block % 64);
+            self.demand.ask(block);
             match self.cache.request(BlockId(first + block)) {
                 Request::Hit(slot) => self.ready.push(Ready { block, slot }),
                 // Its read ahead is not over: it becomes ready when it arrives.
-                Request::Coming(_) => {}
+                Request::Coming(_) => self.demand.is_coming(),
                 Request::Miss => {
-                    self.missing[block as usize / 64] |= 1 << (block % 64);
+                    self.demand.miss(block);
                     self.wanted.push(block);
                 }
             }
         }
+        self.usable = self.ready.len();
         self.wanted.reverse();
         // What was read ahead has been asked for now, or was read in vain.
         if self.expected_of == layer {
@@ -223,14 +228,17 @@ impl Flow {
         }
     }
 
-    /// A layer is expected to want these blocks, best first, as far as they are not there.
-    pub(crate) fn expect(&mut self, layer: LayerId, blocks: &[u32]) {
+    /// A layer is expected to want these blocks, best first, as far as they are not there. They are read in segments: the
+    /// more of them, the more of it can still be changed, and the less the disk has to do at a time.
+    pub(crate) fn expect(&mut self, layer: LayerId, blocks: &[u32], io: Frequencies) {
         self.expected_of = layer;
         self.expected.clear();
         let first = self.ffn[layer.index()].first_block.0;
         let cache = &self.cache;
         let missing = blocks.iter().rev().filter(|&&b| !cache.holds(BlockId(first + b)));
         self.expected.extend(missing);
+        let points: u32 = io.iter().map(|&frequency| u32::from(frequency)).sum();
+        self.segment = (self.expected.len() as u32).div_ceil(points).max(1);
     }
 
     /// Whether any block is still expected and neither there nor being read.
@@ -251,31 +259,31 @@ impl Flow {
         Ok(())
     }
 
-    /// Waits for a wanted block, or a few of them if more are on their way: each call that computes costs a little.
-    pub(crate) fn wait(&mut self, disk: &mut Disk<'_>) -> Result<(), EngineError> {
+    /// Waits until `count` wanted blocks may run, or as many as come by themselves.
+    pub(crate) fn wait(&mut self, disk: &mut Disk<'_>, count: usize) -> Result<(), EngineError> {
         let since = std::time::Instant::now();
         loop {
             let went_on = disk.stream.wait_block(disk.stats)?;
             assert!(went_on, "a block that is waited for is being read, or the disk is busy");
             self.take(disk)?;
             self.submit(disk);
-            if self.ready.len() >= FEW || disk.stream.blocks_in_flight() == 0 {
+            if self.usable >= count || self.demand.due() == 0 {
                 break;
             }
         }
         self.layers[self.visited.index()].stalled += since.elapsed();
-        disk.timeline.end(Some(since), Span::Wait, Some(self.visited), self.ready.len());
+        disk.timeline.end(Some(since), Span::Wait, Some(self.visited), self.usable);
         Ok(())
     }
 
-    /// Blocks that are ready.
+    /// Blocks that may run.
     pub(crate) fn ready(&self) -> &[Ready] {
-        &self.ready
+        &self.ready[..self.usable]
     }
 
     /// Puts ready blocks in the order of `place`.
     pub(crate) fn sort_ready(&mut self, place: impl Fn(u32) -> u32) {
-        self.ready.sort_unstable_by_key(|ready| place(ready.block));
+        self.ready[..self.usable].sort_unstable_by_key(|ready| place(ready.block));
     }
 
     /// The first `count` ready blocks have run.
@@ -283,6 +291,8 @@ impl Flow {
         for ready in self.ready.drain(..count) {
             self.cache.unpin(ready.slot);
         }
+        self.usable -= count;
+        self.demand.ran(count);
     }
 
     /// A resident block's bytes.
@@ -306,11 +316,14 @@ impl Flow {
         disk.stream.flush_blocks();
         let wanted = disk.stream.blocks_in_flight().saturating_sub(self.ahead_reads);
         disk.timeline.reads(wanted, self.ahead_reads);
+        if self.demand.opens() {
+            self.usable = self.ready.len();
+        }
     }
 
     fn submit_wanted(&mut self, stream: &mut Stream) {
         while let Some(&block) = self.wanted.last() {
-            if !self.is_missing(block) {
+            if !self.demand.is_missing(block) {
                 self.wanted.pop();
                 continue;
             }
@@ -321,7 +334,7 @@ impl Flow {
                     self.start_group(index, block, loading, first..=last, stream)
                 }
                 None if self.start(loading, extent, stream) => {
-                    self.found(block);
+                    self.demand.found(block);
                     Some(extent.len)
                 }
                 None => None,
@@ -332,15 +345,6 @@ impl Flow {
             stats.wanted_reads += 1;
             self.wanted.pop();
         }
-    }
-
-    fn is_missing(&self, block: u32) -> bool {
-        self.missing[block as usize / 64] >> (block % 64) & 1 == 1
-    }
-
-    /// The block is being read.
-    fn found(&mut self, block: u32) {
-        self.missing[block as usize / 64] &= !(1 << (block % 64));
     }
 
     /// Which blocks around a missing one are read with it, from the first to the last: as long as one read costs less
@@ -358,7 +362,9 @@ impl Flow {
         let (mut first, mut last) = (block, block);
         let mut next = block + 1;
         while next < blocks && next - first < most {
-            if self.is_missing(next) && len(next - first + 1) < len(last - first + 1) + len(1) {
+            if self.demand.is_missing(next)
+                && len(next - first + 1) < len(last - first + 1) + len(1)
+            {
                 last = next;
             }
             next += 1;
@@ -366,7 +372,8 @@ impl Flow {
         let mut next = block;
         while next > 0 && last - (next - 1) < most {
             next -= 1;
-            if self.is_missing(next) && len(last - next + 1) < len(last - first + 1) + len(1) {
+            if self.demand.is_missing(next) && len(last - next + 1) < len(last - first + 1) + len(1)
+            {
                 first = next;
             }
         }
@@ -390,7 +397,7 @@ impl Flow {
             if !room {
                 break;
             }
-            if other != block && self.is_missing(other) {
+            if other != block && self.demand.is_missing(other) {
                 let (id, _) = self.ffn(self.visited).block(other);
                 let Some(loading) = self.cache.reserve(id) else { break };
                 group.push((other, loading));
@@ -410,7 +417,7 @@ impl Flow {
             self.buffers[index] = Some(memory);
             group.drain(..).for_each(|(_, loading)| self.cache.abandon(loading));
         }
-        group.iter().for_each(|(block, _)| self.found(*block));
+        group.iter().for_each(|(block, _)| self.demand.found(*block));
         self.grouped += group.len();
         self.groups[index] = Group { blocks: group, extent };
         len
@@ -439,6 +446,7 @@ impl Flow {
                     memory.bytes_mut()[skip..][..bytes.len()].copy_from_slice(bytes);
                     let slot = self.cache.publish(loading);
                     self.ready.push(Ready { block, slot });
+                    self.demand.arrive();
                     continue;
                 }
             }
@@ -458,7 +466,7 @@ impl Flow {
             }
             // Some slots stay for what will be wanted: blocks that run in order must not wait for each other.
             let passing = passing(self.memory.len() as u32);
-            if self.ahead_reads >= MAX_AHEAD_READS.min(passing / 2)
+            if self.ahead_reads >= MAX_AHEAD_READS.min(passing / 2).min(self.segment)
                 || self.early.len() as u32 >= passing / 4 * 3
             {
                 return;
@@ -511,7 +519,7 @@ impl Flow {
             let ahead = std::mem::replace(&mut self.ahead[slot], Ahead::No);
             self.ahead_reads -= u32::from(ahead != Ahead::No);
             let asked = ahead == Ahead::No
-                || (ahead == Ahead::Late && layer == self.visited && self.has_asked(block));
+                || (ahead == Ahead::Late && layer == self.visited && self.demand.has_asked(block));
             if let Err(error) = checked {
                 self.cache.abandon(loading);
                 self.early.retain(|early| early.0 as usize != slot);
@@ -528,13 +536,10 @@ impl Flow {
             }
             if asked {
                 self.ready.push(Ready { block, slot });
+                self.demand.arrive();
             }
         }
         Ok(())
-    }
-
-    fn has_asked(&self, block: u32) -> bool {
-        self.asked[block as usize / 64] >> (block % 64) & 1 == 1
     }
 
     /// After an error: waits for what is being read, and unpins everything.
@@ -568,7 +573,9 @@ impl Flow {
             self.ahead[slot.0 as usize] = Ahead::No;
             self.cache.unpin(slot);
         }
-        self.ran(self.ready.len());
+        self.demand.begin();
+        self.usable = self.ready.len();
+        self.ran(self.usable);
     }
 }
 
@@ -589,11 +596,4 @@ fn split(bytes: u64, count: u32) -> Result<Vec<Option<Slot>>, EngineError> {
 /// Slots that no block stays in.
 fn passing(slots: u32) -> u32 {
     (slots / 8).clamp(MIN_SLOTS, MAX_PASSING).min(slots)
-}
-
-/// The blocks of all FFNs.
-#[must_use]
-pub(crate) fn blocks_of(map: &WeightMap) -> Blocks {
-    let ffn = map.layers.iter().map(|layer| layer.ffn);
-    Blocks::new(ffn.map(|ffn| ffn.first_block.0..ffn.first_block.0 + ffn.blocks()).collect())
 }

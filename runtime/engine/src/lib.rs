@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod checker;
+mod demand;
 pub mod engine;
 mod error;
 mod flow;

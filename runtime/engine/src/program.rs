@@ -10,6 +10,7 @@
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::{FfnExtent, LayerExtents, MatrixExtent, WeightMap};
+use ls_cache::Blocks;
 use ls_compute::Projection;
 
 /// How a pass treats the FFNs.
@@ -389,4 +390,11 @@ fn boundary_below(operands: &[Operand<'_>], offset: u64) -> u64 {
         }
     }
     operands[0].extent().offset
+}
+
+/// The blocks of all FFNs.
+#[must_use]
+pub(crate) fn blocks_of(map: &WeightMap) -> Blocks {
+    let ffn = map.layers.iter().map(|layer| layer.ffn);
+    Blocks::new(ffn.map(|ffn| ffn.first_block.0..ffn.first_block.0 + ffn.blocks()).collect())
 }

@@ -1,8 +1,8 @@
 //! [`Recording`]: which blocks each token wanted most in a dense run: for a system that knows the future, and to hold
 //! the choices of those that do not against.
 
-use crate::flow::blocks_of;
 use crate::predictor::float_key;
+use crate::program::blocks_of;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
 use ls_cache::{AccessTrace, Blocks};

@@ -5,12 +5,12 @@
 //! 1. *Select* (3.2.2): the blocks that run, best first. With a base they are chosen from the true FFN input, which the
 //!    base sees all neurons of; without one they are what was predicted while layer n - 1 worked, frozen when its last
 //!    stage ended.
-//! 2. *Ask*: blocks that are not in memory are read in the order of their priority (`flow`). Meanwhile the base's
-//!    copies of all other neurons stand in for them.
-//! 3. *Compute* in K stages: blocks run as they arrive, each stage a K-th of them (Eq. 1). The sum does not care about
-//!    the order.
-//! 4. *Refine*: after each stage, if the disk has time, the partial result (Eq. 2) is asked what layer n + 1 will want,
-//!    and that is read ahead until layer n + 1 asks for its blocks itself.
+//! 2. *Ask*: blocks that are not in memory are read in the order of their priority (`flow`). How many bytes that is (R_n)
+//!    decides the layer's plan (3.2.3). Meanwhile the base's copies of all other neurons stand in for the blocks.
+//! 3. *Compute* in the plan's segments: blocks run as they arrive, a segment of them at a time (Eq. 1). The sum does not
+//!    care about the order.
+//! 4. *Refine*: after each segment, if the disk has time, the partial result (Eq. 2) is asked what layer n + 1 will want,
+//!    and that is read ahead, also in segments, until layer n + 1 asks for its blocks itself.
 //!
 //! Attention of layer n + 1 runs between 4 and the next 1, with reads going on: the paper's Interval II. Which of these
 //! things are done, and by whom, is a row of [`Columns`]. With [`Columns::canonical`] blocks run in the order of the file: a
@@ -32,10 +32,12 @@ use crate::stats::{Audit, LayerStats};
 use crate::system::{Cadence, Columns, ComputeOrder, LoadOrder, Prefetch, Refiner};
 use crate::timeline::Span;
 use load::LayerBase;
-use ls_bundle::ids::LayerId;
+use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::WeightMap;
 use ls_cache::WeightCache;
 use ls_compute::{ComputeBackend, NeuronBlocks};
+use ls_control::profile::Visit as VisitRecord;
+use ls_control::{Controller, CoordinationPlan, Segments};
 use ls_hash::Selection;
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,6 +49,7 @@ const BATCH: usize = 256;
 /// What a visit works with besides the FFN itself.
 pub(crate) struct Visit<'a> {
     pub(crate) layer: LayerId,
+    pub(crate) controller: &'a dyn Controller,
     pub(crate) backend: &'a mut dyn ComputeBackend,
     pub(crate) disk: Disk<'a>,
 }
@@ -79,6 +82,12 @@ pub(crate) struct SparseFfn {
     truth: Option<Arc<Recording>>,
     /// Tokens begun.
     tokens: usize,
+    /// The present layer's.
+    plan: CoordinationPlan,
+    /// What visits took, as far as there is room.
+    visits: Vec<VisitRecord>,
+    /// Whether the last of them does not know R_{n+1} yet.
+    open: bool,
 }
 
 impl std::fmt::Debug for SparseFfn {
@@ -117,6 +126,9 @@ impl SparseFfn {
             places: vec![0; blocks],
             truth,
             tokens: 0,
+            plan: CoordinationPlan::ONE_SHOT,
+            visits: Vec::new(),
+            open: false,
             columns,
         })
     }
@@ -134,6 +146,26 @@ impl SparseFfn {
     /// Tokens for which blocks were read ahead, and all tokens.
     pub(crate) fn prefetched_tokens(&self) -> (u64, u64) {
         self.prefetch.tokens()
+    }
+
+    /// C^G of each layer: bytes of weights that a token computes.
+    pub(crate) fn work_bytes(&self) -> impl Iterator<Item = u64> {
+        let layers = 0..self.flow.layers().len();
+        layers.map(|layer| {
+            let ffn = self.flow.ffn(LayerId(layer as u16));
+            self.columns.count(ffn.blocks() as usize) as u64 * ffn.block_stride()
+        })
+    }
+
+    /// Room for `count` visits more to be told of. Allocates.
+    pub(crate) fn keep_visits(&mut self, count: usize) {
+        self.visits.reserve_exact(count);
+        self.flow.demand().watch();
+    }
+
+    /// Those that were kept.
+    pub(crate) fn visits(&mut self) -> &mut Vec<VisitRecord> {
+        &mut self.visits
     }
 
     /// A token begins.
@@ -166,6 +198,7 @@ impl SparseFfn {
         visit.disk.timeline.end(since, Span::Select, Some(layer), self.order.len());
         self.audit(layer);
         self.flow.ask(layer, &self.order);
+        let since = self.decide(visit);
         self.flow.pump(&mut visit.disk)?;
         if self.order.len() < blocks && !self.base.is_empty() {
             let (neurons, tables) = self.base[layer.index()].view();
@@ -177,6 +210,7 @@ impl SparseFfn {
             self.predict_next(visit);
         }
         self.compute(visit)?;
+        self.conclude(layer, since);
         if let Some(predictor) = &mut self.predictor {
             predictor.wanted(layer, &self.order);
         }
@@ -186,6 +220,9 @@ impl SparseFfn {
 
     /// After an error: nothing is on its way or in use any more.
     pub(crate) fn give_up(&mut self, disk: &mut Disk<'_>) {
+        if std::mem::take(&mut self.open) {
+            self.visits.pop();
+        }
         self.flow.give_up(disk);
         self.flow.settle();
     }
@@ -267,37 +304,80 @@ impl SparseFfn {
         }
     }
 
-    /// Runs all chosen blocks, stage by stage.
-    fn compute(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
-        // Without anybody who looks at partial results one stage is as good as many.
-        let watched = self.reads_ahead && self.columns.cadence == Cadence::Stage;
-        let stages = if watched { self.columns.stages() as usize } else { 1 };
+    /// The plan of the layer, by what is still to be loaded. The time if somebody wants to know what becomes of it.
+    fn decide(&mut self, visit: &Visit<'_>) -> Option<Instant> {
+        let layer = visit.layer;
+        let absent = self.flow.demand().absent();
+        let remaining_bytes = self.bytes(layer, absent);
+        self.plan = visit.controller.plan(layer, ByteCount(remaining_bytes));
+        self.flow.demand().cut(self.plan.io);
+        if let Some(last) = self.visits.last_mut().filter(|_| std::mem::take(&mut self.open)) {
+            last.next_remaining_bytes = remaining_bytes;
+        }
+        if self.visits.len() == self.visits.capacity() {
+            return None;
+        }
+        self.open = true;
+        self.visits.push(VisitRecord {
+            layer,
+            plan: self.plan,
+            remaining_bytes,
+            first_us: 0.0,
+            second_us: 0.0,
+            left_bytes: 0,
+            next_remaining_bytes: 0,
+        });
+        Some(Instant::now())
+    }
+
+    /// The layer has run: what it took.
+    fn conclude(&mut self, layer: LayerId, since: Option<Instant>) {
+        let Some((since, now)) = since.map(|since| (since, Instant::now())) else { return };
         let total = self.order.len();
-        let (mut ran, mut stage) = (0, 0);
-        while stage < stages {
-            let end = total * (stage + 1) / stages;
-            if ran >= end {
-                stage += 1;
-                let predicts = self.columns.cadence == Cadence::Stage;
-                // A prediction that reads nothing and selects nothing is not made.
-                let last = stage == stages && self.columns.refiner == Refiner::None;
-                if predicts && (last || self.reads_ahead && self.flow.has_time()) {
-                    self.predict_next(visit);
-                    if stage < stages && !self.flow.expects() {
-                        // All that was named is there: naming it again would change nothing.
-                        stage = stages - 1;
-                    }
+        let (loaded, ran) = self.flow.demand().loaded().unwrap_or((since, 0));
+        let left_bytes = self.bytes(layer, total - ran);
+        let us = |from: Instant, to: Instant| to.duration_since(from).as_secs_f32() * 1e6;
+        let record = self.visits.last_mut().expect("it was begun when its plan was made");
+        record.first_us = us(since, loaded);
+        record.second_us = us(loaded, now);
+        record.left_bytes = left_bytes;
+    }
+
+    /// Bytes of blocks of a layer.
+    fn bytes(&self, layer: LayerId, blocks: usize) -> u64 {
+        blocks as u64 * self.flow.ffn(layer).block_stride()
+    }
+
+    /// Runs all chosen blocks, segment by segment.
+    fn compute(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
+        let total = self.order.len();
+        let staged = self.columns.cadence == Cadence::Stage;
+        let mut looks = staged && self.reads_ahead;
+        let mut ran = 0;
+        for end in Segments::new(self.plan.compute, total as u64) {
+            let end = end as usize;
+            while ran < end {
+                self.flow.pump(&mut visit.disk)?;
+                let (ready, rest) = (self.runnable(ran), end - ran);
+                // Where no more can come until something has run, what is there is enough.
+                if ready >= rest.min(BATCH) || (ready > 0 && self.flow.demand().due() == 0) {
+                    let count = ready.min(rest).min(BATCH);
+                    self.batch(visit, count);
+                    ran += count;
+                } else {
+                    self.flow.wait(&mut visit.disk, rest.min(BATCH))?;
                 }
-                continue;
             }
-            self.flow.pump(&mut visit.disk)?;
-            let count = self.runnable(ran).min(end - ran).min(BATCH);
-            if count == 0 {
-                self.flow.wait(&mut visit.disk)?;
-                continue;
+            if end < total && looks && self.flow.has_time() {
+                self.predict_next(visit);
+                // If all that was named is there, naming it again would change nothing.
+                looks = self.flow.expects();
             }
-            self.batch(visit, count);
-            ran += count;
+        }
+        // Where nobody refines the selection it is this prediction; else it may still be read ahead.
+        let selects = self.columns.refiner == Refiner::None;
+        if staged && (selects || looks && self.flow.has_time()) {
+            self.predict_next(visit);
         }
         Ok(())
     }
@@ -346,7 +426,7 @@ impl SparseFfn {
             let blocks = self.flow.ffn(next).blocks() as usize;
             let count = self.columns.count(blocks);
             let best = self.selection.best(&self.predicted[..blocks], count);
-            self.flow.expect(next, best);
+            self.flow.expect(next, best, self.plan.io);
         }
     }
 

@@ -1,6 +1,8 @@
 //! [`Columns`]: what makes a system. The paper's systems and ours are rows of the same choices, [`Columns::of`]; each
 //! choice can also be made alone. Plain data: what a choice does is told where it is made real.
 
+use ls_control::Fixed;
+
 /// A choice with a name for every value.
 pub trait Choice: Copy + PartialEq + 'static {
     /// All values with their names.
@@ -112,12 +114,18 @@ Share {
     Global = "global",
 } }
 
-choice! { /// Into how many stages an FFN is cut.
+choice! { /// Who says in how many segments a layer's reads and computation talk to each other (paper, 3.2.3).
 ControllerKind {
-    /// One.
+    /// One: all is loaded, then computed, then the next layer predicted.
     OneShot = "one-shot",
-    /// [`FIXED_STAGES`].
+    /// Two in each quarter of either side.
     Fixed = "fixed",
+    /// The plan that is best for all layers by what was measured on this device.
+    Static = "static",
+    /// The table made of that: by layer, and by what is still to be loaded (Eq. 9).
+    Lut = "lut",
+    /// What would have been best for a run of the same tokens, by the same measurements.
+    Hindsight = "hindsight",
 } }
 
 choice! { /// In which order missing blocks are read.
@@ -146,9 +154,6 @@ Prefetch {
     Auto = "auto",
 } }
 
-/// Stages of [`ControllerKind::Fixed`]: as many as the paper has logical ones a side.
-pub const FIXED_STAGES: u32 = 4;
-
 /// One choice of each kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Columns {
@@ -164,7 +169,7 @@ pub struct Columns {
     pub admission: Admit,
     /// Whether layers share room.
     pub sharing: Share,
-    /// How many stages an FFN has.
+    /// Who cuts an FFN into segments.
     pub controller: ControllerKind,
     /// Order of reads.
     pub load_order: LoadOrder,
@@ -201,7 +206,7 @@ impl Columns {
             cadence: Cadence::Stage,
             eviction: Eviction::Reuse,
             admission: Admit::Compete,
-            controller: ControllerKind::Fixed,
+            controller: ControllerKind::Lut,
             load_order: LoadOrder::Priority,
             compute_order: ComputeOrder::Arrival,
             ..dejavu
@@ -238,12 +243,16 @@ impl Columns {
         }
     }
 
-    /// Stages of an FFN.
+    /// Who cuts FFNs until an engine is told otherwise: the default plan where a table is wanted, which is of a device and
+    /// not of the row.
     #[must_use]
-    pub fn stages(&self) -> u32 {
+    pub fn controller(&self) -> Fixed {
         match self.controller {
-            ControllerKind::OneShot => 1,
-            ControllerKind::Fixed => FIXED_STAGES,
+            ControllerKind::OneShot => Fixed::ONE_SHOT,
+            ControllerKind::Fixed
+            | ControllerKind::Static
+            | ControllerKind::Lut
+            | ControllerKind::Hindsight => Fixed::DEFAULT,
         }
     }
 

@@ -16,7 +16,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ls-io", &["ls-sync"]),
     ("ls-cache", &["ls-bundle", "ls-hash"]),
     ("ls-control", &["ls-bundle"]),
-    ("ls-engine", &["ls-bundle", "ls-cache", "ls-compute", "ls-hash", "ls-io", "ls-sync"]),
+    (
+        "ls-engine",
+        &["ls-bundle", "ls-cache", "ls-compute", "ls-control", "ls-hash", "ls-io", "ls-sync"],
+    ),
     (
         "ls-run",
         &[
@@ -24,6 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ls-cache",
             "ls-chat",
             "ls-compute",
+            "ls-control",
             "ls-cpu",
             "ls-cuda",
             "ls-engine",

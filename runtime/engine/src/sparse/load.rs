@@ -3,9 +3,9 @@
 
 use crate::checker::Checker;
 use crate::error::EngineError;
-use crate::flow::blocks_of;
 use crate::memory::{MemoryPlan, SparseNeeds};
 use crate::predictor::{HashPredictor, MlpPredictor, Predictor, RecordedPredictor};
+use crate::program::blocks_of;
 use crate::recording::Recording;
 use crate::stream::Stream;
 use crate::system::{Columns, Eviction, PredictorKind, Refiner};

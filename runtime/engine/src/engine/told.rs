@@ -1,0 +1,114 @@
+//! What an engine tells: counters, recordings, what layers took; and what it measures of the machine.
+
+use super::{DENSE_WALK, Engine};
+use crate::error::EngineError;
+use crate::recording::{Recorder, Recording};
+use crate::stats::{LayerStats, Stats};
+use crate::timeline::Timeline;
+use ls_bundle::ids::LayerId;
+use ls_cache::Counts;
+use ls_control::profile::Visit;
+use std::time::{Duration, Instant};
+
+impl Engine {
+    /// Counters so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Bytes read from the bundle so far.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.stream.store().counters().bytes
+    }
+
+    /// What happened to the requests for single blocks, all layers together; None if decode is dense.
+    #[must_use]
+    pub fn cache_counts(&self) -> Option<Counts> {
+        let (_, ffn) = self.sparse.as_ref()?;
+        let mut counts = Counts::default();
+        for layer in 0..self.map.layers.len() {
+            counts += ffn.cache().counts(LayerId(layer as u16));
+        }
+        Some(counts)
+    }
+
+    /// What happened in each layer, and to its requests for blocks; nothing if decode is dense.
+    pub fn layer_stats(&self) -> impl Iterator<Item = (LayerStats, Counts)> {
+        self.sparse.iter().flat_map(|(_, ffn)| {
+            let counts = |layer: usize| ffn.cache().counts(LayerId(layer as u16));
+            ffn.layers().iter().enumerate().map(move |(layer, stats)| (*stats, counts(layer)))
+        })
+    }
+
+    /// Tokens for which blocks were read ahead, and all that were decoded sparsely.
+    #[must_use]
+    pub fn prefetched_tokens(&self) -> (u64, u64) {
+        self.sparse.as_ref().map_or((0, 0), |(_, ffn)| ffn.prefetched_tokens())
+    }
+
+    /// C^G of each layer: bytes of FFN weights that a token computes; none if decode is dense.
+    pub fn work_bytes(&self) -> impl Iterator<Item = u64> {
+        self.sparse.iter().flat_map(|(_, ffn)| ffn.work_bytes())
+    }
+
+    /// Keeps what `count` layers take of tokens to come. Allocates.
+    ///
+    /// # Panics
+    /// If decode is dense.
+    pub fn keep_visits(&mut self, count: usize) {
+        let (_, ffn) = self.sparse.as_mut().expect("sparse decode");
+        ffn.keep_visits(count);
+    }
+
+    /// What was kept, in turn. The last one does not know R_{n+1} before the next layer was asked.
+    ///
+    /// # Panics
+    /// If decode is dense.
+    pub fn visits(&mut self) -> &mut Vec<Visit> {
+        let (_, ffn) = self.sparse.as_mut().expect("sparse decode");
+        ffn.visits()
+    }
+
+    /// Records what each token that is decoded from now on wants, until `recording` is full. Allocates.
+    ///
+    /// # Panics
+    /// If decode is not dense.
+    pub fn record(&mut self, recording: Recording) {
+        assert!(self.sparse.is_none(), "the truth is a dense engine's");
+        self.recorder = Some(Recorder::new(&self.map, recording));
+    }
+
+    /// What was recorded.
+    pub fn take_recording(&mut self) -> Option<Recording> {
+        self.recorder.take().map(Recorder::finish)
+    }
+
+    /// Keeps a timeline of all that comes, and returns the one that was kept so far.
+    pub fn trace(&mut self, timeline: Timeline) -> Timeline {
+        std::mem::replace(&mut self.timeline, timeline)
+    }
+
+    /// Streams one pass without computing, and returns the time it took: the least that any pass can take here.
+    pub fn read_pass(&mut self) -> Result<Duration, EngineError> {
+        let started = Instant::now();
+        self.stream.switch(DENSE_WALK);
+        self.stream.expect_passes(1);
+        let mut ignored = Stats::default();
+        for piece in 0..self.program.pieces.len() as u32 {
+            self.stream.pump()?;
+            self.stream.wait(piece, &mut ignored)?;
+            self.stream.release(piece);
+        }
+        Ok(started.elapsed())
+    }
+
+    /// Bytes a second at which `threads` threads read what is resident; None if nothing is.
+    #[must_use]
+    pub fn memory_bandwidth(&self, threads: usize, budget_ms: u64) -> Option<f64> {
+        let parts: Vec<&[u8]> =
+            self.resident.iter().flatten().map(|r| &r.bytes()[..r.len as usize]).collect();
+        (!parts.is_empty()).then(|| ls_io::memory::read_bandwidth(&parts, threads, budget_ms))
+    }
+}
