@@ -32,7 +32,7 @@ impl Controller for Fixed {
 
 /// Tables made for the visits of a trace, one each, the first again after the last: `hindsight` (see
 /// [`Synthesis::hindsight`](crate::synthesis::Synthesis::hindsight)).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Hindsight {
     /// By layer.
     quantizers: Vec<Quantizer>,

@@ -50,11 +50,14 @@ pub struct Enough {
     pub error: f64,
     /// A bin that fewer than this share of a layer's visits fall into is not waited for.
     pub rare: f64,
+    /// Visits of each layer under each plan, which tell what plans cost.
+    pub tries: u32,
 }
 
 impl Enough {
-    /// The paper's 20 samples, and a mean that is known to a fiftieth of the layer.
-    pub const DEFAULT: Enough = Enough { samples: 20, error: 0.02, rare: 0.02 };
+    /// The paper's 20 samples, and a mean that is known to a fiftieth of the layer. Most layers' loads lie in one or two
+    /// bins: then each plan is met three times in each, and the costs can be judged.
+    pub const DEFAULT: Enough = Enough { samples: 20, error: 0.02, rare: 0.02, tries: 6 };
 }
 
 /// How far a profile has come.
@@ -66,6 +69,24 @@ pub struct Progress {
     pub bins_done: usize,
     /// Bins that are waited for.
     pub bins: usize,
+    /// Layers that have met all plans often enough.
+    pub layers_done: usize,
+    /// Layers.
+    pub layers: usize,
+}
+
+impl Progress {
+    /// Whether there is enough of all.
+    #[must_use]
+    pub fn is_enough(&self) -> bool {
+        self.bins > 0 && self.bins_done == self.bins && self.layers_done == self.layers
+    }
+
+    /// How much of what is waited for is there, 0 to 1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        (self.bins_done + self.layers_done) as f64 / (self.bins + self.layers).max(1) as f64
+    }
 }
 
 /// Lets `rig` decode until there are enough visits or `go_on` says no, and adds them to `profile`, which may have some.
@@ -86,7 +107,7 @@ pub fn explore<R: Rig>(
     assert!(profile.visits.is_empty() || profile.work_bytes == work_bytes, "the same layers");
     profile.work_bytes = work_bytes;
     let explorer = Explorer::new(plans.to_vec(), profile.work_bytes.clone());
-    let mut tally = Tally::new(&profile.work_bytes);
+    let mut tally = Tally::new(&profile.work_bytes, plans);
     for visit in &profile.visits {
         explorer.count(visit);
         tally.add(visit);
@@ -94,7 +115,7 @@ pub fn explore<R: Rig>(
     loop {
         let progress = tally.progress(&enough);
         let room = MAX_VISITS - profile.visits.len() >= profile.work_bytes.len();
-        if !room || (progress.bins > 0 && progress.bins_done == progress.bins) || !go_on(progress) {
+        if !room || progress.is_enough() || !go_on(progress) {
             return Ok(progress);
         }
         rig.token(&explorer, &mut |visit| {
@@ -159,18 +180,22 @@ impl Controller for Explorer {
     }
 }
 
-/// Means of R_{n+1} by layer and bin of residual work, kept as visits come.
-struct Tally {
+/// Means of R_{n+1} by layer and bin of residual work, and how often plans were tried, kept as visits come.
+struct Tally<'a> {
+    plans: &'a [CoordinationPlan],
+    /// By layer and plan.
+    tries: Vec<u32>,
     work_bytes: Vec<u64>,
     visits: usize,
     /// By layer and bin: count, mean, sum of squared differences from it; shares of the next layer's work.
     bins: Vec<(u32, f64, f64)>,
 }
 
-impl Tally {
-    fn new(work_bytes: &[u64]) -> Tally {
+impl Tally<'_> {
+    fn new<'a>(work_bytes: &[u64], plans: &'a [CoordinationPlan]) -> Tally<'a> {
         let bins = vec![(0, 0.0, 0.0); work_bytes.len() * WORK_BINS];
-        Tally { work_bytes: work_bytes.to_vec(), visits: 0, bins }
+        let tries = vec![0; work_bytes.len() * plans.len()];
+        Tally { plans, tries, work_bytes: work_bytes.to_vec(), visits: 0, bins }
     }
 
     fn add(&mut self, visit: &Visit) {
@@ -184,10 +209,16 @@ impl Tally {
         *mean += before / f64::from(*count);
         *squares += before * (share - *mean);
         self.visits += 1;
+        if let Some(plan) = self.plans.iter().position(|plan| *plan == visit.plan) {
+            self.tries[layer * self.plans.len() + plan] += 1;
+        }
     }
 
     fn progress(&self, enough: &Enough) -> Progress {
-        let mut progress = Progress { visits: self.visits, ..Progress::default() };
+        let layers = self.work_bytes.len();
+        let mut progress = Progress { visits: self.visits, layers, ..Progress::default() };
+        let often = |tries: &&[u32]| tries.iter().all(|&tries| tries >= enough.tries);
+        progress.layers_done = self.tries.chunks(self.plans.len()).filter(often).count();
         for layer in self.bins.chunks(WORK_BINS) {
             let visits: u32 = layer.iter().map(|(count, ..)| count).sum();
             for &(count, _, squares) in layer {

@@ -5,9 +5,6 @@ use crate::seal::{Reader, Writer};
 use ls_bundle::{Bundle, checksum};
 use std::fmt;
 
-/// Bytes of each text.
-const MAX_TEXT_BYTES: usize = 256;
-
 /// A device, what ran there, and how. Two runs whose targets are equal can use one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
@@ -20,6 +17,9 @@ pub struct Target {
 }
 
 impl Target {
+    /// Bytes of each text, at most.
+    pub const MAX_TEXT_BYTES: usize = 256;
+
     /// What tells a bundle from others: the checksum of its sections' checksums, and so of all its bytes.
     #[must_use]
     pub fn fingerprint(bundle: &Bundle) -> u64 {
@@ -47,7 +47,7 @@ impl Target {
     }
 
     pub(crate) fn is_sound(&self) -> bool {
-        [&self.device, &self.settings].iter().all(|text| text.len() <= MAX_TEXT_BYTES)
+        [&self.device, &self.settings].iter().all(|text| text.len() <= Target::MAX_TEXT_BYTES)
     }
 
     pub(crate) fn write(&self, to: &mut Writer) {
@@ -59,8 +59,8 @@ impl Target {
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Target, ControlError> {
         Ok(Target {
             bundle: from.u64()?,
-            device: from.text("bytes of the device's name", MAX_TEXT_BYTES)?,
-            settings: from.text("bytes of the settings", MAX_TEXT_BYTES)?,
+            device: from.text("bytes of the device's name", Target::MAX_TEXT_BYTES)?,
+            settings: from.text("bytes of the settings", Target::MAX_TEXT_BYTES)?,
         })
     }
 }

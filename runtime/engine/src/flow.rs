@@ -9,27 +9,31 @@
 //! A block that fails its check, or cannot be read, is an error if it is wanted; if it was only expected it is
 //! forgotten, and read again should it be wanted.
 
+mod group;
+
 use crate::checker::Checker;
 use crate::demand::Demand;
 use crate::error::EngineError;
 use crate::memory::{MIN_SLOTS, MemoryPlan, Merge};
 use crate::program::blocks_of;
 use crate::stats::{LayerStats, Stats};
-use crate::stream::{Arrived, Stream};
+use crate::stream::Stream;
 use crate::system::{Admit, Columns, ComputeOrder, Share};
 use crate::timeline::{Span, Timeline};
+use group::Group;
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
 use ls_cache::{Admission, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
 use ls_control::Frequencies;
 use ls_sync::Slot;
-use std::ops::RangeInclusive;
 
 /// Most slots that are kept free for blocks on their way.
 const MAX_PASSING: u32 = 512;
 /// Most expected blocks that are read at the same time: wanted ones, which may come any moment, wait behind them.
 const MAX_AHEAD_READS: u32 = 24;
+/// Blocks that run together where slots are few: each call that computes costs a little.
+const FEW: usize = 8;
 
 /// A wanted block that is in memory.
 #[derive(Clone, Copy, Debug)]
@@ -47,14 +51,6 @@ enum Ahead {
     Early,
     /// Read ahead, and still being read now that its layer has been asked for.
     Late,
-}
-
-/// Wanted blocks of the visited layer that are being read as one.
-#[derive(Debug)]
-struct Group {
-    /// Blocks and the rights to fill their slots, as many as [`Merge::MAX_BLOCKS`].
-    blocks: Vec<(u32, Loading)>,
-    extent: Extent,
 }
 
 /// What reads go through.
@@ -82,6 +78,8 @@ pub(crate) struct Flow {
     demand: Demand,
     /// Wanted blocks, the next one last; one that was read with a neighbour is still in the list.
     wanted: Vec<u32>,
+    /// Whether one of them found no slot.
+    cramped: bool,
     merge: Option<Merge>,
     /// Reads of several blocks, and their buffers; None while they are being read.
     groups: Vec<Group>,
@@ -128,10 +126,6 @@ impl Flow {
             Some(merge) => split(merge.buffer_bytes, merge.buffers)?,
             None => Vec::new(),
         };
-        let group = |_: &Option<Slot>| Group {
-            blocks: Vec::with_capacity(Merge::MAX_BLOCKS),
-            extent: NOTHING,
-        };
         // Blocks that run in order must not wait for one that finds all slots taken by later ones.
         let max_grouped = match columns.compute_order {
             ComputeOrder::Arrival => slots,
@@ -139,8 +133,9 @@ impl Flow {
         };
         Ok(Flow {
             demand: Demand::new(most),
+            cramped: false,
             merge: plan.merge,
-            groups: buffers.iter().map(group).collect(),
+            groups: buffers.iter().map(|_| Group::empty()).collect(),
             buffers,
             grouped: 0,
             max_grouped,
@@ -185,6 +180,11 @@ impl Flow {
     /// Whether a block is in memory or on its way.
     pub(crate) fn holds(&self, layer: LayerId, block: u32) -> bool {
         self.cache.holds(BlockId(self.ffn(layer).first_block.0 + block))
+    }
+
+    /// Whether a block is in memory.
+    pub(crate) fn has(&self, layer: LayerId, block: u32) -> bool {
+        self.cache.find(BlockId(self.ffn(layer).first_block.0 + block)).is_some()
     }
 
     /// What the visit asked for, and how far that has come.
@@ -259,7 +259,12 @@ impl Flow {
         Ok(())
     }
 
-    /// Waits until `count` wanted blocks may run, or as many as come by themselves.
+    /// Whether so few blocks that may run are enough: others that are wanted find no slot until these have run.
+    pub(crate) fn must_run(&self, count: usize) -> bool {
+        count > 0 && self.demand.due() == 0 || count >= FEW && self.cramped
+    }
+
+    /// Waits until `count` wanted blocks may run, or so few that they must.
     pub(crate) fn wait(&mut self, disk: &mut Disk<'_>, count: usize) -> Result<(), EngineError> {
         let since = std::time::Instant::now();
         loop {
@@ -267,7 +272,7 @@ impl Flow {
             assert!(went_on, "a block that is waited for is being read, or the disk is busy");
             self.take(disk)?;
             self.submit(disk);
-            if self.usable >= count || self.demand.due() == 0 {
+            if self.usable >= count || self.demand.due() == 0 || self.must_run(self.usable) {
                 break;
             }
         }
@@ -316,19 +321,23 @@ impl Flow {
         disk.stream.flush_blocks();
         let wanted = disk.stream.blocks_in_flight().saturating_sub(self.ahead_reads);
         disk.timeline.reads(wanted, self.ahead_reads);
-        if self.demand.opens() {
+        if self.demand.opens() || self.cramped {
             self.usable = self.ready.len();
         }
     }
 
     fn submit_wanted(&mut self, stream: &mut Stream) {
+        self.cramped = false;
         while let Some(&block) = self.wanted.last() {
             if !self.demand.is_missing(block) {
                 self.wanted.pop();
                 continue;
             }
             let (id, extent) = self.ffn(self.visited).block(block);
-            let Some(loading) = self.cache.reserve(id) else { return };
+            let Some(loading) = self.cache.reserve(id) else {
+                self.cramped = true;
+                return;
+            };
             let started = match self.neighbours(block) {
                 Some((index, first, last)) => {
                     self.start_group(index, block, loading, first..=last, stream)
@@ -345,116 +354,6 @@ impl Flow {
             stats.wanted_reads += 1;
             self.wanted.pop();
         }
-    }
-
-    /// Which blocks around a missing one are read with it, from the first to the last: as long as one read costs less
-    /// than two. None if there are none, or no buffer; else with the number of a buffer.
-    fn neighbours(&self, block: u32) -> Option<(usize, u32, u32)> {
-        let merge = self.merge?;
-        if self.grouped + self.ready.len() + 2 > self.max_grouped {
-            return None;
-        }
-        let index = self.buffers.iter().position(Option::is_some)?;
-        let ffn = self.ffn(self.visited);
-        let (stride, blocks) = (ffn.block_stride(), ffn.blocks());
-        let most = u32::try_from(merge.span_bytes / stride).unwrap_or(u32::MAX);
-        let len = |blocks: u32| merge.cost(u64::from(blocks) * stride);
-        let (mut first, mut last) = (block, block);
-        let mut next = block + 1;
-        while next < blocks && next - first < most {
-            if self.demand.is_missing(next)
-                && len(next - first + 1) < len(last - first + 1) + len(1)
-            {
-                last = next;
-            }
-            next += 1;
-        }
-        let mut next = block;
-        while next > 0 && last - (next - 1) < most {
-            next -= 1;
-            if self.demand.is_missing(next) && len(last - next + 1) < len(last - first + 1) + len(1)
-            {
-                first = next;
-            }
-        }
-        (first < last).then_some((index, first, last))
-    }
-
-    /// Starts a read of the missing ones of `blocks`, among them `block`; None if the disk takes no more.
-    fn start_group(
-        &mut self,
-        index: usize,
-        block: u32,
-        loading: Loading,
-        blocks: RangeInclusive<u32>,
-        stream: &mut Stream,
-    ) -> Option<u64> {
-        let mut group = std::mem::take(&mut self.groups[index].blocks);
-        group.push((block, loading));
-        for other in blocks {
-            let room = group.len() < Merge::MAX_BLOCKS
-                && self.grouped + self.ready.len() + group.len() < self.max_grouped;
-            if !room {
-                break;
-            }
-            if other != block && self.demand.is_missing(other) {
-                let (id, _) = self.ffn(self.visited).block(other);
-                let Some(loading) = self.cache.reserve(id) else { break };
-                group.push((other, loading));
-            }
-        }
-        let numbers = || group.iter().map(|(block, _)| *block);
-        let first = numbers().min().expect("one block at least");
-        let last = numbers().max().expect("one block at least");
-        let ffn = self.ffn(self.visited);
-        let ((_, first), (_, last)) = (ffn.block(first), ffn.block(last));
-        let extent = Extent { offset: first.offset, len: last.end() - first.offset };
-        let memory = self.buffers[index].take().expect("a free buffer");
-        let number = (self.memory.len() + index) as u32;
-        let started = stream.submit_block(extent, number, memory);
-        let len = started.is_ok().then_some(extent.len);
-        if let Err(memory) = started {
-            self.buffers[index] = Some(memory);
-            group.drain(..).for_each(|(_, loading)| self.cache.abandon(loading));
-        }
-        group.iter().for_each(|(block, _)| self.demand.found(*block));
-        self.grouped += group.len();
-        self.groups[index] = Group { blocks: group, extent };
-        len
-    }
-
-    /// Takes the blocks of a read of several.
-    fn take_group(&mut self, arrived: Arrived, disk: &mut Disk<'_>) -> Result<(), EngineError> {
-        let index = arrived.number as usize - self.memory.len();
-        let Group { mut blocks, extent: all } = std::mem::replace(
-            &mut self.groups[index],
-            Group { blocks: Vec::new(), extent: NOTHING },
-        );
-        let mut failure = arrived.result.map_err(EngineError::io).err();
-        let start = disk.stream.skip(all);
-        self.grouped -= blocks.len();
-        for (block, loading) in blocks.drain(..) {
-            let (id, extent) = self.ffn[self.visited.index()].block(block);
-            if failure.is_none() {
-                let from = start + (extent.offset - all.offset) as usize;
-                let bytes = &arrived.memory.bytes()[from..][..extent.len as usize];
-                failure = disk.checker.block(id, bytes).err();
-                if failure.is_none() {
-                    let memory = self.memory[loading.slot().0 as usize].as_mut();
-                    let memory = memory.expect("nothing is read into the slot itself");
-                    let skip = disk.stream.skip(extent);
-                    memory.bytes_mut()[skip..][..bytes.len()].copy_from_slice(bytes);
-                    let slot = self.cache.publish(loading);
-                    self.ready.push(Ready { block, slot });
-                    self.demand.arrive();
-                    continue;
-                }
-            }
-            self.cache.abandon(loading);
-        }
-        self.groups[index].blocks = blocks;
-        self.buffers[index] = Some(arrived.memory);
-        failure.map_or(Ok(()), Err)
     }
 
     fn submit_expected(&mut self, stream: &mut Stream) {
@@ -578,8 +477,6 @@ impl Flow {
         self.ran(self.usable);
     }
 }
-
-const NOTHING: Extent = Extent { offset: 0, len: 0 };
 
 /// So many pieces of memory of `bytes` each.
 fn split(bytes: u64, count: u32) -> Result<Vec<Option<Slot>>, EngineError> {

@@ -40,7 +40,7 @@ use ls_control::profile::Visit as VisitRecord;
 use ls_control::{Controller, CoordinationPlan, Segments};
 use ls_hash::Selection;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use trial::Trial;
 
 /// Blocks that one call computes at most: between calls the disk is looked after.
@@ -359,8 +359,7 @@ impl SparseFfn {
             while ran < end {
                 self.flow.pump(&mut visit.disk)?;
                 let (ready, rest) = (self.runnable(ran), end - ran);
-                // Where no more can come until something has run, what is there is enough.
-                if ready >= rest.min(BATCH) || (ready > 0 && self.flow.demand().due() == 0) {
+                if ready >= rest.min(BATCH) || self.flow.must_run(ready) {
                     let count = ready.min(rest).min(BATCH);
                     self.batch(visit, count);
                     ran += count;
@@ -380,6 +379,32 @@ impl SparseFfn {
             self.predict_next(visit);
         }
         Ok(())
+    }
+
+    /// See [`crate::Engine::time_blocks`].
+    pub(crate) fn time_blocks(
+        &mut self,
+        visit: &mut Visit<'_>,
+        most: usize,
+        segments: usize,
+    ) -> (usize, Duration) {
+        let layer = visit.layer;
+        let held = (0..self.flow.ffn(layer).blocks()).filter(|&block| self.flow.has(layer, block));
+        self.order.clear();
+        self.order.extend(held.take(most));
+        self.flow.ask(layer, &self.order);
+        let (count, since) = (self.order.len(), Instant::now());
+        let mut ran = 0;
+        for end in (1..=segments).map(|segment| count * segment / segments) {
+            while ran < end {
+                let batch = (end - ran).min(BATCH);
+                self.batch(visit, batch);
+                ran += batch;
+            }
+        }
+        let took = since.elapsed();
+        self.flow.settle();
+        (count, took)
     }
 
     /// How many of the blocks that are ready may run now, if `ran` have.

@@ -8,6 +8,7 @@ use counting::allocations;
 use ls_bundle::Bundle;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::tables::TableKind;
+use ls_control::{Controller, CoordinationPlan, Lut, Quantizer, STATES, Target};
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
 use ls_engine::sparse;
@@ -19,7 +20,7 @@ use ls_engine::{
 };
 use ls_io::{Alignment, Faults, SimOptions, SimStore};
 use sample::{config, write_based_bundle};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const CONTEXT: u32 = 64;
 const TOKENS: [u32; 6] = [3, 499, 250, 3, 17, 80];
@@ -150,16 +151,20 @@ impl Sample {
         Arc::new(recording)
     }
 
-    /// All logits of a prompt and six tokens.
+    /// What an engine says that is opened for a case.
     fn run(&self, case: &Case, disk: SimOptions, sparse: bool) -> Result<Vec<f32>, EngineError> {
-        let mut engine = self.open(case, disk, sparse)?;
-        let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();
-        let mut logits = engine.prefill(&prompt, 6)?.to_vec();
-        for token in TOKENS {
-            logits.extend_from_slice(engine.decode(token, 0)?);
-        }
-        Ok(logits)
+        said(&mut self.open(case, disk, sparse)?)
     }
+}
+
+/// All logits of a prompt and six tokens.
+fn said(engine: &mut Engine) -> Result<Vec<f32>, EngineError> {
+    let prompt: Vec<u32> = (0..23).map(|i| i * 21 % 500).collect();
+    let mut logits = engine.prefill(&prompt, 6)?.to_vec();
+    for token in TOKENS {
+        logits.extend_from_slice(engine.decode(token, 0)?);
+    }
+    Ok(logits)
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {
@@ -318,8 +323,13 @@ fn decoding_does_not_allocate() {
         let mut engine = sample.open(&case, seeded(5), true).unwrap();
         engine.prefill(&[1, 2, 3], 0).unwrap();
         engine.decode(4, 0).unwrap();
-        // Which is full soon.
+        let quantizer = Quantizer::of_samples(&[0, 5000, 20_000]);
+        let layers = vec![(quantizer, [CoordinationPlan::uniform(4, 1); STATES]); 3];
+        let best = CoordinationPlan::ONE_SHOT;
+        engine.control(Box::new(Lut::new(Target::default(), 1, best, layers)));
+        // Which are full soon.
         engine.trace(Timeline::with_capacity(1000));
+        engine.keep_visits(50);
         let before = allocations();
         for token in 0..30 {
             engine.decode(token, 0).unwrap();
@@ -327,6 +337,55 @@ fn decoding_does_not_allocate() {
         let allocated = allocations() - before;
         assert_eq!(allocated, 0, "{case:?}: allocations in 30 tokens");
     }
+}
+
+/// Always the same plan; remembers what it was asked.
+struct Spy(CoordinationPlan, Arc<Mutex<Vec<(LayerId, u64)>>>);
+
+impl Controller for Spy {
+    fn plan(&self, layer: LayerId, remaining: ByteCount) -> CoordinationPlan {
+        self.1.lock().unwrap().push((layer, remaining.0));
+        self.0
+    }
+}
+
+#[test]
+fn plans_cut_the_work_and_change_no_result() {
+    let sample = Sample::new(1);
+    // So few blocks that there is room for all of them.
+    let few = Case { exact_share: 0.05, ..CASE };
+    let wanted = bits(&sample.run(&few, seeded(0), true).unwrap());
+    let work = 15 * sample.bundle.weights().layers[0].ffn.block_stride();
+    let mut overlapped = 0;
+    for (seed, plan) in [(1, 1), (1, 8), (8, 1), (8, 8)].into_iter().enumerate() {
+        for plan in [CoordinationPlan::uniform(plan.0, plan.1), CoordinationPlan::ONE_SHOT] {
+            let case = Case { weight_cache: 0.3 + 0.2 * seed as f64, ..few };
+            let mut engine = sample.open(&case, seeded(seed as u64), true).unwrap();
+            let asked = Arc::default();
+            engine.control(Box::new(Spy(plan, Arc::clone(&asked))));
+            engine.keep_visits(17);
+            assert!(bits(&said(&mut engine).unwrap()) == wanted, "{plan:?}");
+            assert!(engine.work_bytes().eq([work; 3]));
+            let (visits, asked) = (engine.visits(), asked.lock().unwrap());
+            assert_eq!((asked.len(), visits.len()), (18, 17), "room for one less");
+            for (index, (visit, asked)) in visits.iter().zip(asked.iter()).enumerate() {
+                assert_eq!((visit.layer, visit.remaining_bytes), *asked);
+                assert_eq!((visit.layer.index(), visit.plan), (index % 3, plan));
+                assert!(visit.left_bytes <= work && visit.second_us > 0.0, "{visit:?}");
+                let loads = visit.first_us > 0.0;
+                assert_eq!(loads, visit.remaining_bytes > 0, "{visit:?}");
+                assert!(loads || visit.left_bytes == work, "{visit:?}");
+                // One shot computes when all is there.
+                let one_shot = plan == CoordinationPlan::ONE_SHOT;
+                assert!(!one_shot || visit.left_bytes == work, "{visit:?}");
+                overlapped += usize::from(visit.left_bytes < work);
+            }
+            let mut pairs = visits.windows(2);
+            assert!(pairs.all(|pair| pair[0].next_remaining_bytes == pair[1].remaining_bytes));
+            assert_eq!(visits[16].next_remaining_bytes, asked[17].1);
+        }
+    }
+    assert!(overlapped > 0, "other plans compute while they load");
 }
 
 #[test]

@@ -2,11 +2,13 @@
 
 use crate::cmd::chat::ChatArgs;
 use crate::cmd::doctor::DoctorArgs;
-use crate::system::PolicyArgs;
+use crate::cmd::profile::{ProfileArgs, TuneArgs};
+use crate::system::{PolicyArgs, named};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ls_bundle::ids::ByteCount;
 use ls_engine::memory::Budget;
 use ls_engine::sampler::SamplerOptions;
+use ls_engine::system::ControllerKind;
 use std::path::PathBuf;
 
 /// Runs a language model under a hard memory budget: what does not fit is streamed from the bundle.
@@ -43,6 +45,10 @@ pub(crate) enum Command {
     Eval(EvalCommand),
     /// Measure speed, memory and bytes read, beside what this machine's disk and memory allow.
     Bench(BenchArgs),
+    /// Measure what plans of reading and computing cost on this device.
+    Profile(ProfileArgs),
+    /// The same, and make the table that such runs are controlled by.
+    Tune(TuneArgs),
     /// Say what this machine offers, what a bundle will do here, and what would help.
     Doctor(DoctorArgs),
     /// Print what a bundle holds.
@@ -283,6 +289,10 @@ pub(crate) struct BenchArgs {
     /// Write what the engine did when to a file that https://ui.perfetto.dev opens.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) trace: Option<PathBuf>,
+    /// Run each repetition with each of these controllers, by turns (one-shot,fixed,static,lut,hindsight). Hindsight plans by
+    /// what the same tokens took before, and wants --text.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = named::<ControllerKind>(), conflicts_with = "controller")]
+    pub(crate) controllers: Vec<ControllerKind>,
     /// Repetitions; one line each.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reps: u32,

@@ -49,6 +49,14 @@ impl Exit {
                     EngineErrorKind::Corrupt => Exit::Corrupt,
                 };
             }
+            if let Some(error) = cause.downcast_ref::<ls_control::ControlError>() {
+                return match error.class() {
+                    ls_control::ErrorClass::Unsupported => Exit::Unsupported,
+                    ls_control::ErrorClass::Incomplete => Exit::Incomplete,
+                    ls_control::ErrorClass::Corrupt => Exit::Corrupt,
+                    ls_control::ErrorClass::Io => Exit::Io,
+                };
+            }
             if let Some(error) = cause.downcast_ref::<ls_cpu::CpuError>() {
                 return if error.is_unsupported() { Exit::Unsupported } else { Exit::Io };
             }

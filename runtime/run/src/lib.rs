@@ -11,6 +11,7 @@ mod progress;
 pub mod session;
 mod system;
 mod trace;
+mod tuning;
 
 pub use cmd::plan_json;
 
@@ -34,6 +35,8 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Eval(EvalCommand::Perplexity(args)) => cmd::eval::perplexity(&args),
         Command::Bench(args) => cmd::bench::run(&args),
+        Command::Profile(args) => cmd::profile::run(&args),
+        Command::Tune(args) => cmd::profile::tune(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Verify(args) => cmd::verify::run(&args),

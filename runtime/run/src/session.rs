@@ -2,16 +2,19 @@
 
 use crate::args::{BackendChoice, IoChoice, KvChoice, RunArgs, VerifyChoice};
 use crate::disk::{self, Shape};
+use crate::exit::UsageError;
 use crate::system::{PolicyArgs, System};
+use crate::tuning;
 use anyhow::Context;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::{BlockChecksums, Bundle};
 use ls_compute::ComputeBackend;
+use ls_control::Lut;
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_cuda::{CudaBackend, CudaOptions, Device, KernelSource};
 use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
 use ls_engine::sparse;
-use ls_engine::system::{Columns, System as Row};
+use ls_engine::system::{Columns, ControllerKind, System as Row};
 use ls_engine::tokenizer::{LOAD_PEAK_FACTOR, Tokenizer};
 use ls_engine::{Engine, EngineError, EngineOptions, Recording, SparseOptions, Verify};
 use ls_io::{BlockStore, Prefer, StoreOptions};
@@ -32,6 +35,8 @@ pub struct Session {
     pub threads: usize,
     /// Policies.
     pub(crate) system: System,
+    /// The controllers' table, if one was made for all this.
+    pub(crate) table: Option<Lut>,
     /// What tokens will want, for policies that know the future or are held against it.
     pub(crate) recording: Option<Arc<Recording>>,
     args: RunArgs,
@@ -85,7 +90,48 @@ impl Session {
         let system = System::of(&args.policies, &bundle);
         let device = device(args.backend)?;
         let (args, store, reserved) = (args.clone(), opened.store, ByteCount(0));
-        Ok(Session { bundle, threads, system, recording: None, args, store, reserved, device })
+        let (table, recording) = (None, None);
+        let mut session =
+            Session { bundle, threads, system, table, recording, args, store, reserved, device };
+        session.find_table()?;
+        Ok(session)
+    }
+
+    /// The table that the controller wants; without one it is fixed.
+    fn find_table(&mut self) -> anyhow::Result<()> {
+        let chosen = self.args.policies.controller;
+        if chosen == Some(ControllerKind::Hindsight) {
+            let text =
+                "hindsight needs a run of the same tokens before: bench --text --controllers";
+            return Err(UsageError(text.into()).into());
+        }
+        let Some(columns) = self.system.columns else { return Ok(()) };
+        if !tuning::wants_table(columns.controller) {
+            return Ok(());
+        }
+        self.table = tuning::table(&self.args.bundle, &tuning::target(self), chosen.is_some())?;
+        if self.table.is_none() {
+            let controller = ControllerKind::Fixed;
+            self.system.columns = Some(Columns { controller, ..columns });
+        }
+        Ok(())
+    }
+
+    /// What decides which bytes are wanted and which are there, the bundle and the device apart.
+    pub(crate) fn settings(&self) -> String {
+        let RunArgs { memory, weight_cache, backend, kv_cache, .. } = &self.args;
+        let budget = match (weight_cache, memory) {
+            (Some(share), _) => format!("weight cache {share}"),
+            (None, Some(memory)) => format!("memory {}", memory.0),
+            (None, None) => "what is available".into(),
+        };
+        let threads = self.threads;
+        let on = format!("{budget}, {threads} threads, {backend:?}, {kv_cache:?}");
+        let Some(columns) = &self.system.columns else { return tuning::short(on) };
+        let names = columns.names().into_iter().filter(|(column, _)| *column != "controller");
+        let names: Vec<&str> = names.map(|(_, name)| name).collect();
+        let Columns { exact_share, cache_bias, .. } = columns;
+        tuning::short(format!("{}, {exact_share} exact, bias {cache_bias}, {on}", names.join(" ")))
     }
 
     /// Loads the tokenizer if its load fits the budget, calls `encode`, and gives all of its memory back.
@@ -272,12 +318,16 @@ impl Session {
             VerifyChoice::Always => Verify::Always,
         };
         let recording = self.recording;
+        let kind = self.system.columns.map(|columns| columns.controller);
         let sparse = self.system.columns.map(|columns| SparseOptions { columns, recording });
         let options = EngineOptions { verify, sparse };
         let bundle = Arc::new(self.bundle);
         let progress_of = &mut |bytes| progress.add(bytes);
-        let engine = Engine::open(&bundle, plan, options, self.store, backend, progress_of)?;
+        let mut engine = Engine::open(&bundle, plan, options, self.store, backend, progress_of)?;
         progress.finish();
+        if let Some(kind) = kind {
+            engine.control(tuning::controller(kind, self.table.as_ref()));
+        }
         Ok((bundle, engine))
     }
 

@@ -13,7 +13,7 @@ use ls_engine::system::{
 const DEFAULT_SHARE: f32 = 0.2;
 
 /// Accepts the names of a choice's values.
-fn named<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
+pub(crate) fn named<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(T::ALL.iter().map(|(_, name)| *name))
         .map(|name| T::named(&name).expect("only names are accepted"))
 }
@@ -48,9 +48,9 @@ pub(crate) struct PolicyArgs {
     /// Whether layers share the room for blocks.
     #[arg(long, value_name = "HOW", value_parser = named::<Share>(), hide_short_help = true)]
     sharing: Option<Share>,
-    /// Into how many stages an FFN is cut.
+    /// Who cuts a layer into segments. [default: lut, where `ls-run tune` has made a table; else fixed]
     #[arg(long, value_name = "KIND", value_parser = named::<ControllerKind>(), hide_short_help = true)]
-    controller: Option<ControllerKind>,
+    pub(crate) controller: Option<ControllerKind>,
     /// In which order missing blocks are read.
     #[arg(long, value_name = "ORDER", value_parser = named::<LoadOrder>(), hide_short_help = true)]
     load_order: Option<LoadOrder>,

@@ -2,12 +2,14 @@
 
 use super::{DENSE_WALK, Engine};
 use crate::error::EngineError;
+use crate::flow::Disk;
 use crate::recording::{Recorder, Recording};
+use crate::sparse::Visit;
 use crate::stats::{LayerStats, Stats};
 use crate::timeline::Timeline;
 use ls_bundle::ids::LayerId;
 use ls_cache::Counts;
-use ls_control::profile::Visit;
+use ls_control::profile::Visit as VisitRecord;
 use std::time::{Duration, Instant};
 
 impl Engine {
@@ -66,7 +68,7 @@ impl Engine {
     ///
     /// # Panics
     /// If decode is dense.
-    pub fn visits(&mut self) -> &mut Vec<Visit> {
+    pub fn visits(&mut self) -> &mut Vec<VisitRecord> {
         let (_, ffn) = self.sparse.as_mut().expect("sparse decode");
         ffn.visits()
     }
@@ -110,5 +112,23 @@ impl Engine {
         let parts: Vec<&[u8]> =
             self.resident.iter().flatten().map(|r| &r.bytes()[..r.len as usize]).collect();
         (!parts.is_empty()).then(|| ls_io::memory::read_bandwidth(&parts, threads, budget_ms))
+    }
+
+    /// Computes with up to `most` blocks of a layer that are in memory, in so many segments, as if the token before had
+    /// wanted them: how many there were, and the time of it. What it computes is thrown away.
+    ///
+    /// # Panics
+    /// If decode is dense, or no token was decoded yet.
+    pub fn time_blocks(
+        &mut self,
+        layer: LayerId,
+        most: usize,
+        segments: usize,
+    ) -> (usize, Duration) {
+        let Engine { sparse, backend, stream, checker, stats, timeline, controller, .. } = self;
+        let (_, ffn) = sparse.as_mut().expect("sparse decode");
+        let controller = controller.as_deref().expect("nothing is being decoded");
+        let (backend, disk) = (backend.as_mut(), Disk { stream, checker, stats, timeline });
+        ffn.time_blocks(&mut Visit { layer, controller, backend, disk }, most, segments)
     }
 }

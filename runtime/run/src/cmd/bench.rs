@@ -1,8 +1,11 @@
 //! `ls-run bench`.
 
+mod turns;
+
 use crate::args::BenchArgs;
 use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_audit, print_json, print_line, sparse_json};
+use crate::exit::UsageError;
 use crate::session::{Session, Workload, peak_resident};
 use crate::system::System;
 use crate::trace::Trace;
@@ -11,10 +14,12 @@ use ls_bundle::ids::ByteCount;
 use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
 use ls_engine::sampler::{Sampler, SamplerOptions};
+use ls_engine::system::Choice;
 use std::time::Instant;
+use turns::Controllers;
 
 /// A prompt of real words, repeated to length: what tokens it has does not matter to a dense model.
-const PROMPT: &str =
+pub(crate) const PROMPT: &str =
     "The river had risen in the night, and by morning the lower fields were under water. ";
 
 /// What is decoded.
@@ -46,7 +51,7 @@ fn script(args: &BenchArgs, session: &mut Session) -> anyhow::Result<Script> {
     if rest.len() < args.n_predict as usize {
         let (found, wanted) = (prompt.len() + rest.len(), args.prompt_tokens + args.n_predict);
         let text = format!("the text has {found} tokens, {wanted} are wanted");
-        return Err(crate::exit::UsageError(text).into());
+        return Err(UsageError(text).into());
     }
     rest.truncate(args.n_predict as usize);
     Ok(Script { prompt, forced: Some(rest) })
@@ -57,13 +62,14 @@ const TOKEN_BYTES: usize = 16;
 
 /// Runs the command: each repetition prefills the prompt and decodes, on one engine.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let mut session = Session::open(&args.run)?;
+    let mut session = turns::open(args)?;
     let script = script(args, &mut session)?;
     let workload = Workload { prompt_tokens: args.prompt_tokens, scored_tokens: 0 };
     let vocab_size = session.bundle.model().vocab_size;
-    let tokens = (args.n_predict * args.reps) as usize;
+    let runs = turns::runs(args);
+    let tokens = (args.n_predict * runs) as usize;
     session.look_ahead(workload, tokens, args.audit, |engine| {
-        for _ in 0..args.reps {
+        for _ in 0..runs {
             repetition(args, engine, vocab_size, &script)?;
         }
         Ok(())
@@ -74,13 +80,16 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if needed > u64::from(plan.context) {
         let text =
             format!("prompt and -n need {needed} tokens, the context holds {}", plan.context);
-        return Err(crate::exit::UsageError(text).into());
+        return Err(UsageError(text).into());
     }
     let (store, threads) = (session.store().name(), session.threads);
-    let system = session.system;
+    let (system, table) = (session.system, session.table.clone());
     let (bundle, mut engine) = session.start(&plan, workload)?;
+    let decode = |engine: &mut Engine| repetition(args, engine, vocab_size, &script).map(drop);
+    let controllers = Controllers::new(args, table, &mut engine, decode)?;
     trace.begin(&mut engine);
-    for rep in 0..args.reps {
+    for (rep, controller) in turns::turns(args) {
+        let system = controllers.take(controller, system, &mut engine);
         // The bound is measured before and after each repetition: machines change from second to second.
         let before = Machine::of(&mut engine, threads, &plan)?;
         let run = repetition(args, &mut engine, vocab_size, &script)?;
@@ -130,8 +139,10 @@ fn tell(
     run: &Repetition,
 ) -> anyhow::Result<()> {
     let bound_tok_s = machine.bound_tok_s(load);
+    let controller =
+        system.columns.map_or(String::new(), |columns| format!(", {}", columns.controller.name()));
     print_line(&format!(
-        "{}: decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
+        "{}{controller}: decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
          peak {} of {}",
         system.name(),
         run.decode_tok_s,

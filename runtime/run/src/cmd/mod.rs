@@ -7,6 +7,7 @@ pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plan;
+pub(crate) mod profile;
 pub(crate) mod verify;
 
 use ls_engine::Engine;

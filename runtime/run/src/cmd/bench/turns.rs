@@ -1,0 +1,97 @@
+//! `ls-run bench --controllers`: the same tokens under several controllers, by turns on one engine.
+
+use crate::args::BenchArgs;
+use crate::cmd::profile;
+use crate::exit::UsageError;
+use crate::session::Session;
+use crate::system::System;
+use crate::tuning;
+use ls_control::{Hindsight, Lut};
+use ls_engine::Engine;
+use ls_engine::system::ControllerKind;
+
+/// Opens the bundle, with the table that any of the controllers wants.
+pub(super) fn open(args: &BenchArgs) -> anyhow::Result<Session> {
+    let kinds = &args.controllers;
+    let mut run = args.run.clone();
+    if let Some(&first) = kinds.first() {
+        let wants = kinds.iter().any(|&kind| tuning::wants_table(kind));
+        run.policies.controller = Some(if wants { ControllerKind::Lut } else { first });
+    }
+    let session = Session::open(&run)?;
+    let unfit = |kind: &ControllerKind| tuning::wants_table(*kind) && session.table.is_none();
+    let problem = if kinds.is_empty() {
+        None
+    } else if session.system.columns.is_none() {
+        Some("--controllers are for sparse systems: dense decode plans nothing")
+    } else if kinds.iter().any(unfit) {
+        Some("the table beside the bundle does not fit: `ls-run tune` makes another")
+    } else if knows_all(args) && args.text.is_none() {
+        Some("hindsight wants --text: it plans for tokens that come again")
+    } else {
+        None
+    };
+    problem.map_or(Ok(session), |problem| Err(UsageError(problem.into()).into()))
+}
+
+/// How often the script is decoded.
+pub(super) fn runs(args: &BenchArgs) -> u32 {
+    args.reps * args.controllers.len().max(1) as u32 + u32::from(knows_all(args))
+}
+
+/// All repetitions, each with every controller; which of them begins takes turns too.
+pub(super) fn turns(args: &BenchArgs) -> impl Iterator<Item = (u32, Option<ControllerKind>)> {
+    let kinds = &args.controllers;
+    let many = kinds.len().max(1);
+    (0..args.reps).flat_map(move |rep| {
+        (0..many).map(move |turn| (rep, kinds.get((turn + rep as usize) % many).copied()))
+    })
+}
+
+/// Whether what a run took is to be known before another.
+fn knows_all(args: &BenchArgs) -> bool {
+    args.controllers.contains(&ControllerKind::Hindsight)
+}
+
+/// What controllers are made of.
+pub(super) struct Controllers {
+    table: Option<Lut>,
+    hindsight: Option<Hindsight>,
+}
+
+impl Controllers {
+    /// For hindsight the script is decoded once under the table.
+    pub(super) fn new(
+        args: &BenchArgs,
+        table: Option<Lut>,
+        engine: &mut Engine,
+        decode: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Controllers> {
+        if !knows_all(args) {
+            return Ok(Controllers { table, hindsight: None });
+        }
+        let layers = engine.work_bytes().count();
+        engine.keep_visits(layers * args.n_predict as usize);
+        decode(engine)?;
+        let trace = std::mem::take(engine.visits());
+        let hindsight = profile::hindsight(&args.run.bundle, &trace)?;
+        Ok(Controllers { table, hindsight: Some(hindsight) })
+    }
+
+    /// Gives the engine a turn's controller, if it takes turns; the system as it is then.
+    pub(super) fn take(
+        &self,
+        kind: Option<ControllerKind>,
+        mut system: System,
+        engine: &mut Engine,
+    ) -> System {
+        if let (Some(kind), Some(columns)) = (kind, &mut system.columns) {
+            columns.controller = kind;
+            engine.control(match &self.hindsight {
+                Some(hindsight) if kind == ControllerKind::Hindsight => Box::new(hindsight.clone()),
+                _ => tuning::controller(kind, self.table.as_ref()),
+            });
+        }
+        system
+    }
+}
