@@ -14,7 +14,7 @@ mod group;
 use crate::checker::Checker;
 use crate::demand::Demand;
 use crate::error::EngineError;
-use crate::memory::{MIN_SLOTS, MemoryPlan, Merge};
+use crate::memory::{MemoryPlan, Merge};
 use crate::program::blocks_of;
 use crate::stats::{LayerStats, Stats};
 use crate::stream::Stream;
@@ -28,8 +28,6 @@ use ls_cache::{Admission, EvictionPolicy, Loading, Request, Sharing, SlotId, Wei
 use ls_control::Frequencies;
 use ls_sync::Slot;
 
-/// Most slots that are kept free for blocks on their way.
-const MAX_PASSING: u32 = 512;
 /// Most expected blocks that are read at the same time: wanted ones, which may come any moment, wait behind them.
 const MAX_AHEAD_READS: u32 = 24;
 /// Blocks that run together where slots are few: each call that computes costs a little.
@@ -74,6 +72,8 @@ pub(crate) struct Flow {
     early: Vec<SlotId>,
     /// Expected blocks that are being read.
     ahead_reads: u32,
+    /// Slots for blocks on their way.
+    passing: u32,
     visited: LayerId,
     demand: Demand,
     /// Wanted blocks, the next one last; one that was read with a neighbour is still in the list.
@@ -109,7 +109,7 @@ impl Flow {
         let memory = split(plan.slot_bytes, plan.slots)?;
         let layers = ffn.len() as u32;
         // Slots that do not stay are for blocks on their way.
-        let stay = plan.slots - passing(plan.slots);
+        let stay = plan.slots - plan.passing;
         let kept = (0..layers).map(|layer| stay / layers + u32::from(layer < stay % layers));
         let sharing = match columns.sharing {
             Share::Layer => Sharing::PerLayer(kept.collect()),
@@ -129,7 +129,7 @@ impl Flow {
         // Blocks that run in order must not wait for one that finds all slots taken by later ones.
         let max_grouped = match columns.compute_order {
             ComputeOrder::Arrival => slots,
-            ComputeOrder::Loaded => passing(plan.slots) as usize / 4,
+            ComputeOrder::Loaded => plan.passing as usize / 4,
         };
         Ok(Flow {
             demand: Demand::new(most),
@@ -145,6 +145,7 @@ impl Flow {
             ahead: vec![Ahead::No; slots],
             early: Vec::with_capacity(slots),
             ahead_reads: 0,
+            passing: plan.passing,
             visited: LayerId(0),
             wanted: Vec::with_capacity(most),
             expected: Vec::with_capacity(most),
@@ -364,7 +365,7 @@ impl Flow {
                 continue;
             }
             // Some slots stay for what will be wanted: blocks that run in order must not wait for each other.
-            let passing = passing(self.memory.len() as u32);
+            let passing = self.passing;
             if self.ahead_reads >= MAX_AHEAD_READS.min(passing / 2).min(self.segment)
                 || self.early.len() as u32 >= passing / 4 * 3
             {
@@ -488,9 +489,4 @@ fn split(bytes: u64, count: u32) -> Result<Vec<Option<Slot>>, EngineError> {
         Some(std::mem::replace(&mut room, rest))
     };
     Ok((0..count).map(|_| piece()).collect())
-}
-
-/// Slots that no block stays in.
-fn passing(slots: u32) -> u32 {
-    (slots / 8).clamp(MIN_SLOTS, MAX_PASSING).min(slots)
 }

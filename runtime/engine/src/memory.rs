@@ -89,6 +89,8 @@ pub struct SparseNeeds {
     pub table_bytes: u64,
     /// The books of cache and selection.
     pub book_bytes: u64,
+    /// Blocks of the widest layer that a token runs.
+    pub visit_blocks: u32,
 }
 
 /// Longest read of several blocks, in read costs: what yet larger ones would save hardly counts.
@@ -96,6 +98,12 @@ const MERGE_SPAN: u64 = 8;
 
 /// Slots that the smallest sparse plan has: a batch being computed with, another on its way.
 pub const MIN_SLOTS: u32 = 16;
+
+/// Most slots that are kept free for blocks on their way, if a visit has fewer.
+const MAX_PASSING: u32 = 512;
+/// Of room that could hold weights, this part may go to slots that a visit's blocks pass through: with fewer, reads wait
+/// for computation.
+const PASSING_PART: u64 = 32;
 
 /// Heap bytes of a slot's entries in the books, at most.
 const SLOT_BOOKS: u64 = 160;
@@ -130,6 +138,8 @@ pub struct MemoryPlan {
     pub tables: ByteCount,
     /// Slots for single blocks; 0 if decode is dense.
     pub slots: u32,
+    /// Those of them that no block stays in: for blocks on their way.
+    pub passing: u32,
     /// Bytes of a slot.
     pub slot_bytes: u64,
     /// How blocks are read together, if they are.
@@ -311,6 +321,13 @@ impl Planner<'_> {
         if self.request.sparse.is_some() { slots } else { 0 }
     }
 
+    /// Bytes of slots for all blocks of a visit, where they are a small part of `room`.
+    fn passing_slots(&self, room: u64) -> u64 {
+        let Some(needs) = self.request.sparse else { return 0 };
+        let visit = u64::from(needs.visit_blocks) * (self.slot_bytes() + SLOT_BOOKS);
+        visit.min(room / PASSING_PART).max(self.min_slots())
+    }
+
     /// Bytes of a slot: the longest window of a block.
     fn slot_bytes(&self) -> u64 {
         let unit = u64::from(self.request.alignment.offset).max(BLOCK_ALIGNMENT);
@@ -358,6 +375,7 @@ impl Planner<'_> {
             resident_ffn: ByteCount::ZERO,
             tables: self.tables(),
             slots: 0,
+            passing: 0,
             slot_bytes: 0,
             merge: None,
             weights: ByteCount(everything),
@@ -398,7 +416,7 @@ impl Planner<'_> {
         let share =
             |part: u64, of: u64| if of == 0 { 1.0 } else { (part as f64 / of as f64).min(1.0) };
         let sparse = self.request.sparse.is_some();
-        let dense_share = share(room.saturating_sub(self.min_slots()), w.dense);
+        let dense_share = share(room.saturating_sub(self.passing_slots(room)), w.dense);
         let ffn_share = if sparse { 0.0 } else { share(room.saturating_sub(w.dense), w.ffn) };
         let rows_share = share(room.saturating_sub(w.dense + w.ffn), w.rows_only);
         let of =
@@ -430,6 +448,9 @@ impl Planner<'_> {
             // More than all blocks would never be filled.
             plan.slots = (left / (plan.slot_bytes + SLOT_BOOKS)).min(u64::from(blocks)) as u32;
             plan.resident_ffn = ByteCount(u64::from(plan.slots) * (plan.slot_bytes + SLOT_BOOKS));
+            let visit = self.request.sparse.map_or(0, |needs| needs.visit_blocks);
+            let passing = (plan.slots / 8).clamp(MIN_SLOTS, MAX_PASSING);
+            plan.passing = passing.max(visit.min(plan.slots / 4 * 3)).min(plan.slots);
         }
     }
 

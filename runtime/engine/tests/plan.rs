@@ -135,7 +135,7 @@ fn a_weight_cache_is_a_share_of_the_weights_with_the_rest_on_top() {
 #[test]
 fn reading_together_takes_what_is_spare_and_never_raises_the_minimum() {
     let (config, map) = smollm2();
-    let needs = SparseNeeds { table_bytes: 40 << 20, book_bytes: 1 << 20 };
+    let needs = SparseNeeds { table_bytes: 40 << 20, book_bytes: 1 << 20, visit_blocks: 0 };
     let ask = |bytes, read_cost_bytes| PlanRequest {
         sparse: Some(needs),
         read_cost_bytes,
@@ -157,4 +157,31 @@ fn reading_together_takes_what_is_spare_and_never_raises_the_minimum() {
     }
     // Large blocks are read alone: a read costs little beside their bytes.
     assert_eq!(fit(&ask(200 << 20, 2000)).unwrap().merge, None);
+}
+
+#[test]
+fn a_visits_blocks_find_room_if_that_is_little() {
+    let (config, map) = smollm2();
+    let plan = |visit_blocks, mib: u64| {
+        let needs = SparseNeeds { table_bytes: 40 << 20, book_bytes: 1 << 20, visit_blocks };
+        let budget = Budget::Total(ByteCount(mib << 20));
+        fit(&PlanRequest { sparse: Some(needs), ..request(budget) }).unwrap()
+    };
+    let visit = 100;
+    // Too little for the dense tensors: they leave a visit what it needs, and are pinned all the same.
+    let (alone, with) = (plan(0, 160), plan(visit, 160));
+    assert!(alone.passing < visit && with.slots >= with.passing, "{alone:?} {with:?}");
+    assert!(with.passing > alone.passing && with.passing >= visit * 3 / 4, "{with:?}");
+    let given = alone.resident_dense.0 - with.resident_dense.0;
+    assert!(given > 0 && given < alone.resident_dense.0 / 16, "{given} bytes given up");
+    // Where there are slots enough, most of them keep what they hold.
+    let roomy = plan(visit, 300);
+    assert!(roomy.slots > 4 * visit && roomy.passing <= 512, "{roomy:?}");
+    let request = request(Budget::Total(ByteCount(0)));
+    let minimum = |visit_blocks| {
+        let needs = SparseNeeds { table_bytes: 1 << 20, book_bytes: 1 << 20, visit_blocks };
+        let request = PlanRequest { sparse: Some(needs), ..request.clone() };
+        MemoryPlan::minimum(&request, &config, &map, &backend_bytes)
+    };
+    assert_eq!(minimum(0), minimum(1000), "the smallest plan needs no more");
 }

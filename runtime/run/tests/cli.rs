@@ -83,7 +83,9 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["generate", "chat", "plan", "bench", "doctor", "inspect", "verify"] {
+    for command in
+        ["generate", "chat", "plan", "bench", "profile", "tune", "doctor", "inspect", "verify"]
+    {
         let out = run(&[command, "--help"]);
         assert!(out.status.success());
         let text = String::from_utf8(out.stdout).unwrap();
@@ -108,4 +110,23 @@ fn doctor_looks_at_the_machine_and_leaves_nothing_behind() {
     assert_eq!(json["runs"], serde_json::json!([]));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     refused(&["doctor", "/nonexistent/x.lsb"], 7, &["/nonexistent/x.lsb"]);
+}
+
+#[test]
+fn what_plans_nothing_cannot_be_tuned() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("dense.lsb");
+    std::fs::copy(golden(), &bundle).unwrap();
+    let path = bundle.to_str().unwrap();
+    for command in ["profile", "tune"] {
+        refused(&[command, path], 2, &["dense decode", "--system"]);
+    }
+    let sparse = ["--system", "leanstream", "--controller", "hindsight"];
+    refused(&[&["bench", path], &sparse[..]].concat(), 2, &["bench --text --controllers"]);
+    let lists = ["--controllers", "fixed,one-shot"];
+    refused(&[&["bench", path], &lists[..]].concat(), 2, &["for sparse systems"]);
+    let lut = ["--system", "leanstream", "--controller", "lut"];
+    refused(&[&["generate", path, "-p", "x"], &lut[..]].concat(), 2, &["dense.lut", "ls-run tune"]);
+    let files = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files, 1, "only the bundle is there");
 }

@@ -145,7 +145,9 @@ pub fn needs(
     }
     // A trace of what is wanted, in two forms.
     table_bytes += recording.map_or(0, Recording::held_bytes);
-    Ok(SparseNeeds { table_bytes, book_bytes })
+    let most = ffn.iter().map(FfnExtent::blocks).max().unwrap_or(0);
+    let visit_blocks = columns.count(most as usize) as u32;
+    Ok(SparseNeeds { table_bytes, book_bytes, visit_blocks })
 }
 
 /// Loads what a row of choices needs, as planned.

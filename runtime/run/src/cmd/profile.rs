@@ -224,8 +224,7 @@ fn measure(run: &RunArgs, effort: &Effort, out: &Path) -> anyhow::Result<Measure
         None => rig.parts(&path, threads, target)?,
     };
     let (before, started) = (profile.visits.len(), Instant::now());
-    let progress = fill(&mut profile, &mut rig, effort, out)?;
-    profile.save(out)?;
+    let progress = fill(&mut profile, &mut rig, effort.minutes, out)?;
     if profile.visits.is_empty() {
         return Err(UsageError("no time to measure anything: --minutes".into()).into());
     }
@@ -233,14 +232,17 @@ fn measure(run: &RunArgs, effort: &Effort, out: &Path) -> anyhow::Result<Measure
     Ok(Measured { profile, before, progress, seconds, fit })
 }
 
-/// Measures until time is up or enough is known; saves what is there now and then.
-fn fill(
+/// Measures until time is up or enough is known; saves what is there now and then, and at the end.
+fn fill<R: Rig>(
     profile: &mut DeviceProfile,
-    rig: &mut Replay,
-    effort: &Effort,
+    rig: &mut R,
+    minutes: f32,
     out: &Path,
-) -> anyhow::Result<Progress> {
-    let most = Duration::from_secs_f32(60.0 * effort.minutes);
+) -> anyhow::Result<Progress>
+where
+    R::Error: Into<anyhow::Error>,
+{
+    let most = Duration::from_secs_f32(60.0 * minutes);
     let mut line = Line::new();
     loop {
         let (since, mut over) = (Instant::now(), false);
@@ -249,13 +251,14 @@ fn fill(
             line.show(|| eta(&progress, spent, most));
             over = spent >= most;
             !over && since.elapsed() < SAVE
-        })?;
+        })
+        .map_err(Into::into)?;
+        profile.save(out)?;
         // The profile may also be as long as one can be.
         if over || progress.is_enough() || since.elapsed() < SAVE {
             line.finish();
             return Ok(progress);
         }
-        profile.save(out)?;
     }
 }
 
@@ -415,4 +418,46 @@ pub(crate) fn hindsight(bundle: &Path, trace: &[Visit]) -> anyhow::Result<Hindsi
     let profile = DeviceProfile::open(&tuning::profile_path(bundle))?;
     let options = Options::default();
     Ok(synthesize(&profile, &options).hindsight(trace))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ls_control::execution::Costs;
+    use ls_control::world::{World, WorldLayer};
+
+    #[test]
+    fn a_profile_that_was_stopped_goes_on_until_enough_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("model.lsp");
+        let costs = Costs { read_us_per_byte: 1e-3, compute_us_per_byte: 1e-4, ..Costs::default() };
+        let missing_bytes = vec![100_000, 150_000, 200_000];
+        let layer = WorldLayer { costs, work_bytes: 1 << 18, missing_bytes, useful: [0.2, 0.3] };
+        let mut world = World::new(vec![layer; 2], 1);
+        let mut profile = DeviceProfile::default();
+        // A few tokens, then no time at all.
+        explore(&mut world, &mut profile, &candidates(), Enough::DEFAULT, |p| p.visits < 10)
+            .unwrap();
+        let stopped = fill(&mut profile, &mut world, 0.0, &out).unwrap();
+        assert!(!stopped.is_enough() && stopped.visits == 10, "{stopped:?}");
+        let mut found = DeviceProfile::open(&out).unwrap();
+        assert_eq!(found, profile);
+        let done = fill(&mut found, &mut world, 10.0, &out).unwrap();
+        assert!(done.is_enough() && done.visits > 400, "{done:?}");
+        let mut known = DeviceProfile::open(&out).unwrap();
+        assert_eq!((known.visits.len(), &known.visits[..10]), (done.visits, &profile.visits[..]));
+        assert_eq!(
+            fill(&mut known, &mut world, 10.0, &out).unwrap(),
+            done,
+            "nothing is left to do"
+        );
+    }
+
+    #[test]
+    fn the_time_left_is_no_more_than_there_is() {
+        let progress = Progress { bins: 3, layers: 1, bins_done: 1, ..Progress::default() };
+        let left = |most| eta(&progress, Duration::from_secs(10), Duration::from_secs(most));
+        assert!(left(600).ends_with("25 % of what is wanted, 30 s left"), "{}", left(600));
+        assert!(left(15).ends_with(" 5 s left"), "{}", left(15));
+    }
 }
