@@ -132,8 +132,7 @@ impl Engine {
             checker.resident(extent, &slot.bytes()[*skip..])?;
             backend.keep(&slot.bytes()[*skip..][..extent.len as usize]);
         }
-        let columns = sparse.as_ref().map(|options| options.columns);
-        let controller = columns.map_or(Fixed::DEFAULT, |columns| columns.controller());
+        let controller = sparse.as_ref().map_or(Fixed::DEFAULT, |s| s.columns.controller());
         let sparse = match sparse.zip(sparse_program) {
             None => None,
             Some((SparseOptions { columns, recording }, program)) => {
@@ -154,11 +153,7 @@ impl Engine {
                 len => loaded.next().map(|(slot, skip)| Resident { slot, skip, len }),
             })
             .collect();
-        let stats = Stats {
-            loaded_bytes: stream.store().counters().bytes,
-            load: started.elapsed(),
-            ..Stats::default()
-        };
+        let (loaded_bytes, load) = (stream.store().counters().bytes, started.elapsed());
         Ok(Engine {
             map,
             program,
@@ -171,7 +166,7 @@ impl Engine {
             context: plan.context,
             pass_tokens: plan.pass_tokens,
             position: 0,
-            stats,
+            stats: Stats { loaded_bytes, load, ..Stats::default() },
             recorder: None,
             timeline: Timeline::off(),
         })

@@ -324,8 +324,8 @@ fn decoding_does_not_allocate() {
         engine.prefill(&[1, 2, 3], 0).unwrap();
         engine.decode(4, 0).unwrap();
         let quantizer = Quantizer::of_samples(&[0, 5000, 20_000]);
-        let layers = vec![(quantizer, [CoordinationPlan::uniform(4, 1); STATES]); 3];
-        let best = CoordinationPlan::ONE_SHOT;
+        let best = CoordinationPlan::uniform(4, 1);
+        let layers = vec![(quantizer, [best; STATES]); 3];
         engine.control(Box::new(Lut::new(Target::default(), 1, best, layers)));
         // Which are full soon.
         engine.trace(Timeline::with_capacity(1000));
@@ -351,17 +351,15 @@ impl Controller for Spy {
 
 #[test]
 fn plans_cut_the_work_and_change_no_result() {
-    let sample = Sample::new(1);
-    // So few blocks that there is room for all of them.
-    let few = Case { exact_share: 0.05, ..CASE };
+    let (sample, few) = (Sample::new(1), Case { exact_share: 0.05, ..CASE });
     let wanted = bits(&sample.run(&few, seeded(0), true).unwrap());
     let work = 15 * sample.bundle.weights().layers[0].ffn.block_stride();
     let mut overlapped = 0;
     for (seed, plan) in [(1, 1), (1, 8), (8, 1), (8, 8)].into_iter().enumerate() {
         for plan in [CoordinationPlan::uniform(plan.0, plan.1), CoordinationPlan::ONE_SHOT] {
+            let asked = Arc::default();
             let case = Case { weight_cache: 0.3 + 0.2 * seed as f64, ..few };
             let mut engine = sample.open(&case, seeded(seed as u64), true).unwrap();
-            let asked = Arc::default();
             engine.control(Box::new(Spy(plan, Arc::clone(&asked))));
             engine.keep_visits(17);
             assert!(bits(&said(&mut engine).unwrap()) == wanted, "{plan:?}");
@@ -375,9 +373,8 @@ fn plans_cut_the_work_and_change_no_result() {
                 let loads = visit.first_us > 0.0;
                 assert_eq!(loads, visit.remaining_bytes > 0, "{visit:?}");
                 assert!(loads || visit.left_bytes == work, "{visit:?}");
-                // One shot computes when all is there.
                 let one_shot = plan == CoordinationPlan::ONE_SHOT;
-                assert!(!one_shot || visit.left_bytes == work, "{visit:?}");
+                assert!(!one_shot || visit.left_bytes == work, "computes when all is there");
                 overlapped += usize::from(visit.left_bytes < work);
             }
             let mut pairs = visits.windows(2);
@@ -385,7 +382,7 @@ fn plans_cut_the_work_and_change_no_result() {
             assert_eq!(visits[16].next_remaining_bytes, asked[17].1);
         }
     }
-    assert!(overlapped > 0, "other plans compute while they load");
+    assert!(overlapped > 0, "others compute before");
 }
 
 #[test]
@@ -416,11 +413,11 @@ fn what_is_read_is_what_the_cache_missed() {
 fn wanted_neighbours_are_read_together() {
     let sample = Sample::new(1);
     let block = sample.bundle.weights().layers[0].ffn.block_stride();
-    for canonical in [true, false] {
+    let most_merged = [true, false].map(|canonical| {
         // Reads and bytes for a missed block.
         let run = |read_cost_bytes| {
-            let prefetch = Prefetch::Off;
-            let case = Case { canonical, weight_cache: 0.9, prefetch, read_cost_bytes, ..CASE };
+            let base = Case { weight_cache: 0.9, prefetch: Prefetch::Off, ..CASE };
+            let case = Case { canonical, read_cost_bytes, ..base };
             let mut engine = sample.open(&case, seeded(2), true).unwrap();
             engine.prefill(&[1, 2, 3], 0).unwrap();
             for token in 0..20 {
@@ -444,9 +441,10 @@ fn wanted_neighbours_are_read_together() {
             assert!(found.1 - alone.1 <= saved, "{found:?}, at most {saved} bytes in vain");
             before = found;
         }
-        // Blocks that run as they arrive can be read with others more freely.
-        assert!(canonical || before.0 < 0.6, "{before:?}");
-    }
+        before.0
+    });
+    // Blocks that run as they arrive can be read with others more freely.
+    assert!(most_merged[1] < 0.8 * most_merged[0], "{most_merged:?}");
 }
 
 #[test]
