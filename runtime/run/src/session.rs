@@ -109,7 +109,8 @@ impl Session {
         if !tuning::wants_table(columns.controller) {
             return Ok(());
         }
-        self.table = tuning::table(&self.args.bundle, &tuning::target(self), chosen.is_some())?;
+        let (here, layers) = (tuning::target(self), usize::from(self.bundle.model().layers));
+        self.table = tuning::table(&self.args.bundle, layers, &here, chosen.is_some())?;
         if self.table.is_none() {
             let controller = ControllerKind::Fixed;
             self.system.columns = Some(Columns { controller, ..columns });

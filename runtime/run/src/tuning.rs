@@ -23,9 +23,14 @@ pub(crate) fn wants_table(kind: ControllerKind) -> bool {
     !matches!(kind, ControllerKind::OneShot | ControllerKind::Fixed)
 }
 
-/// The table beside a bundle. One that cannot be used here is warned of; that there is none is only an error if it is
-/// `required`.
-pub(crate) fn table(bundle: &Path, here: &Target, required: bool) -> anyhow::Result<Option<Lut>> {
+/// The table beside a bundle of so many layers. One that cannot be used here is warned of; that there is none is only an
+/// error if it is `required`.
+pub(crate) fn table(
+    bundle: &Path,
+    layers: usize,
+    here: &Target,
+    required: bool,
+) -> anyhow::Result<Option<Lut>> {
     let path = table_path(bundle);
     let lut = match Lut::open(&path) {
         Ok(lut) => lut,
@@ -44,7 +49,9 @@ pub(crate) fn table(bundle: &Path, here: &Target, required: bool) -> anyhow::Res
             return Ok(None);
         }
     };
-    if let Some(misfit) = lut.target().misfit(here) {
+    let other = lut.layers() != layers;
+    let misfit = other.then(|| format!("made for {} layers, there are {layers}", lut.layers()));
+    if let Some(misfit) = lut.target().misfit(here).or(misfit) {
         eprintln!("warning: {}: {misfit}; layers run by the fixed plan", path.display());
         return Ok(None);
     }
@@ -120,23 +127,24 @@ mod tests {
     fn a_table_is_used_where_it_was_made_for_and_nowhere_else() {
         let folder = tempfile::tempdir().unwrap();
         let bundle = folder.path().join("model.lsb");
-        assert!(table(&bundle, &target(), false).unwrap().is_none());
-        let error = table(&bundle, &target(), true).unwrap_err();
+        assert!(table(&bundle, 1, &target(), false).unwrap().is_none());
+        let error = table(&bundle, 1, &target(), true).unwrap_err();
         assert!(error.to_string().contains("ls-run tune"), "{error}");
         let plan = ls_control::CoordinationPlan::ONE_SHOT;
         let quantizer = ls_control::Quantizer::of_samples(&[]);
         let lut = Lut::new(target(), 1, plan, [(quantizer, [plan; ls_control::STATES])]);
         lut.save(&table_path(&bundle)).unwrap();
-        assert_eq!(table(&bundle, &target(), true).unwrap(), Some(lut));
+        assert_eq!(table(&bundle, 1, &target(), true).unwrap(), Some(lut));
+        assert!(table(&bundle, 2, &target(), true).unwrap().is_none(), "a forged one");
         for other in [
             Target { device: "other".into(), ..target() },
             Target { settings: "other".into(), ..target() },
             Target { bundle: 4, ..target() },
         ] {
-            assert!(table(&bundle, &other, true).unwrap().is_none(), "{other:?}");
+            assert!(table(&bundle, 1, &other, true).unwrap().is_none(), "{other:?}");
         }
         std::fs::write(table_path(&bundle), "nonsense").unwrap();
-        assert!(table(&bundle, &target(), true).unwrap().is_none());
+        assert!(table(&bundle, 1, &target(), true).unwrap().is_none());
     }
 
     #[test]

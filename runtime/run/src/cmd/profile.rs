@@ -15,7 +15,7 @@ use ls_control::explore::{Enough, Progress, Rig, candidates, explore};
 use ls_control::fit::Fit;
 use ls_control::profile::{DeviceProfile, DiskPoint, KernelPoint, Visit};
 use ls_control::synthesis::{Options, synthesize};
-use ls_control::{Controller, Hindsight};
+use ls_control::{Controller, Hindsight, Lut};
 use ls_engine::Engine;
 use ls_engine::sampler::{Sampler, SamplerOptions};
 use ls_engine::system::ControllerKind;
@@ -220,6 +220,10 @@ fn measure(run: &RunArgs, effort: &Effort, out: &Path) -> anyhow::Result<Measure
     let vocab_size = bundle.model().vocab_size;
     let mut rig = Replay::new(engine, tokens, effort.text.is_none(), vocab_size)?;
     let mut profile = match known {
+        Some(known) if known.work_bytes != rig.work_bytes() => {
+            let text = format!("{}: of other layers; remove it", out.display());
+            return Err(UsageError(text).into());
+        }
         Some(known) => known,
         None => rig.parts(&path, threads, target)?,
     };
@@ -413,9 +417,15 @@ impl Rig for Replay {
     }
 }
 
-/// The plans that would have been best for the visits of a run, by the profile beside the bundle.
-pub(crate) fn hindsight(bundle: &Path, trace: &[Visit]) -> anyhow::Result<Hindsight> {
-    let profile = DeviceProfile::open(&tuning::profile_path(bundle))?;
+/// The plans that would have been best for the visits of a run, by the profile beside the bundle, from which `table` was
+/// made.
+pub(crate) fn hindsight(bundle: &Path, table: &Lut, trace: &[Visit]) -> anyhow::Result<Hindsight> {
+    let path = tuning::profile_path(bundle);
+    let profile = DeviceProfile::open(&path)?;
+    if profile.target != *table.target() || profile.work_bytes.len() != table.layers() {
+        let text = format!("{} is not what the table was made from: tune again", path.display());
+        return Err(UsageError(text).into());
+    }
     let options = Options::default();
     Ok(synthesize(&profile, &options).hindsight(trace))
 }

@@ -67,14 +67,14 @@ impl Controllers {
         engine: &mut Engine,
         decode: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
     ) -> anyhow::Result<Controllers> {
-        if !knows_all(args) {
+        let Some(known) = table.as_ref().filter(|_| knows_all(args)) else {
             return Ok(Controllers { table, hindsight: None });
-        }
+        };
         let layers = engine.work_bytes().count();
         engine.keep_visits(layers * args.n_predict as usize);
         decode(engine)?;
         let trace = std::mem::take(engine.visits());
-        let hindsight = profile::hindsight(&args.run.bundle, &trace)?;
+        let hindsight = profile::hindsight(&args.run.bundle, known, &trace)?;
         Ok(Controllers { table, hindsight: Some(hindsight) })
     }
 
@@ -93,5 +93,28 @@ impl Controllers {
             });
         }
         system
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn bench(flags: &[&str]) -> BenchArgs {
+        let args = [&["ls-run", "bench", "x.lsb"], flags].concat();
+        let Command::Bench(args) = Cli::parse_from(args).command else { panic!("another command") };
+        args
+    }
+
+    #[test]
+    fn every_controller_takes_every_place() {
+        let args = bench(&["--reps", "2", "--controllers", "one-shot,fixed"]);
+        let [one_shot, fixed] = [ControllerKind::OneShot, ControllerKind::Fixed].map(Some);
+        let wanted = [(0, one_shot), (0, fixed), (1, fixed), (1, one_shot)];
+        assert_eq!(turns(&args).collect::<Vec<_>>(), wanted);
+        assert_eq!((runs(&args), runs(&bench(&["--controllers", "lut,hindsight"]))), (4, 7));
+        assert_eq!(turns(&bench(&[])).collect::<Vec<_>>(), [(0, None), (1, None), (2, None)]);
     }
 }
