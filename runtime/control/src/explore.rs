@@ -19,7 +19,8 @@ pub trait Rig {
     /// C^G of each layer: the bytes of weights that a token computes there.
     fn work_bytes(&self) -> Vec<u64>;
 
-    /// Decodes the next token under `controller`, and tells of every layer in turn; see [`Visit`] for what.
+    /// Decodes the next token under `controller`, and tells of every layer in turn; see [`Visit`] for what. What it does not
+    /// know yet it tells with the next token.
     ///
     /// # Errors
     /// If decoding fails.

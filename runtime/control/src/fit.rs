@@ -127,7 +127,7 @@ fn fit_reads(costs: &mut [Costs], visits: &[&Visit]) {
     if points.len() < ENOUGH_VISITS {
         return;
     }
-    let slopes = regress(&points, costs.len());
+    let slopes = bounded(regress(&points, costs.len()), &points);
     let mut rests: Vec<Vec<f64>> = vec![Vec::new(); costs.len()];
     for point in &points {
         rests[point.group].push(point.rest(slopes));
@@ -154,7 +154,7 @@ fn fit_compute(costs: &mut [Costs], profile: &DeviceProfile, visits: &[&Visit]) 
         return;
     }
     // What is the same for all is left to the lead.
-    let slopes = regress(&points, 1);
+    let slopes = bounded(regress(&points, 1), &points);
     for costs in costs {
         [costs.compute_us_per_byte, costs.compute_us_per_segment] = slopes;
     }
@@ -269,13 +269,25 @@ fn regress(points: &[Point], groups: usize) -> [f64; 2] {
                 (point.rest(slopes) - (y - slopes[0] * x0 - slopes[1] * x1)).abs()
             })
             .collect();
-        // No point may weigh more than all others: deviations below a thousandth of the median count as that.
-        let floor = 1e-3 * median(&mut rests.clone()).unwrap_or(0.0) + f64::MIN_POSITIVE;
+        // No point may weigh more than all others: deviations below a thousandth of the median count as that, or below a
+        // millionth of what is told where nearly all is told exactly.
+        let told = points.iter().map(|point| point.y.abs()).fold(1e-9, f64::max);
+        let floor = 1e-3 * median(&mut rests.clone()).unwrap_or(0.0) + 1e-6 * told;
         for (weight, rest) in weights.iter_mut().zip(rests) {
             *weight = 1.0 / rest.max(floor);
         }
     }
     slopes
+}
+
+/// A byte costs no more than all of the time there is for each, at the median: where loads hardly vary their slope is
+/// noise, and says nothing of other loads.
+fn bounded(slopes: [f64; 2], points: &[Point]) -> [f64; 2] {
+    let whole = points.iter().filter(|point| point.x[0] > 0.0);
+    let mut rates: Vec<f64> =
+        whole.map(|point| (point.rest([0.0, slopes[1]]) / point.x[0]).max(0.0)).collect();
+    let most = median(&mut rates).unwrap_or(f64::INFINITY);
+    [slopes[0].min(most), slopes[1]]
 }
 
 /// Weighted sums of products (x0x0, x0x1, x1x1, x0y, x1y) of what differs from the groups' means, and those means.

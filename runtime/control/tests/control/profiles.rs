@@ -73,6 +73,21 @@ fn outliers_do_not_move_the_fit() {
     assert!(Fit::new(&profile).error.second > 0.1);
 }
 
+/// A few bytes more that come with a slower moment do not make bytes dear.
+#[test]
+fn loads_that_hardly_vary_tell_little_of_a_byte() {
+    let mut profile = measure(&world(&[800_000]), &candidates());
+    for (index, visit) in profile.visits.iter_mut().enumerate() {
+        let slow = index % 2;
+        visit.remaining_bytes = 800_000 + 500 * slow as u64;
+        visit.first_us = 900.0 + 60.0 * slow as f32;
+    }
+    let fit = Fit::new(&profile);
+    let read = fit.costs[0].read_us_per_byte;
+    assert!(read > 0.5 * COSTS.read_us_per_byte && read < 1.5 * COSTS.read_us_per_byte, "{read}");
+    assert!(fit.error.first < 0.1, "{:?}", fit.error);
+}
+
 #[test]
 fn measuring_ends_when_it_knows_enough_and_goes_on_from_where_it_was() {
     let (mut rig, plans) = (world(&missing()), actions().actions);

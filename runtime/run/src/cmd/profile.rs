@@ -114,6 +114,10 @@ pub(crate) fn tune(args: &TuneArgs) -> anyhow::Result<()> {
                 "lut": out,
                 "plans": lut.plans(),
                 "table_s": seconds,
+                "best_static": {
+                    "compute": lut.best_static().0.compute,
+                    "io": lut.best_static().0.io,
+                },
                 "expected_us": {
                     "one_shot": report.one_shot_us,
                     "fixed": report.fixed_us,
