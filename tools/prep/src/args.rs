@@ -13,6 +13,7 @@ use crate::cmd::stages::{ActivationsArgs, LayersArgs, MergeArgs, RecipeArgs, Sta
 use crate::cmd::synth::SynthArgs;
 use clap::{Parser, Subcommand, ValueEnum};
 use ls_bundle::model::{DType, WeightTypes};
+use ls_prep::device::Choice;
 use std::path::PathBuf;
 
 const EXIT_CODES: &str =
@@ -22,6 +23,10 @@ const EXIT_CODES: &str =
 #[derive(Debug, Parser)]
 #[command(name = "ls-prep", version, after_help = EXIT_CODES)]
 pub(crate) struct Args {
+    /// What to compute on: a card makes learning and measuring much faster, needs a build with the feature `cuda`, and
+    /// makes artifacts of its own [default: auto in such a build, else cpu]
+    #[arg(long, value_enum, global = true, hide_default_value = true, default_value_t)]
+    pub(crate) device: DeviceArg,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -107,6 +112,34 @@ pub(crate) struct ImportArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// [`Choice`] of a device.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The processor
+    Cpu,
+    /// The first NVIDIA card
+    Cuda,
+    /// A card if there is one
+    Auto,
+}
+
+impl Default for DeviceArg {
+    /// A program that was built for cards uses them.
+    fn default() -> DeviceArg {
+        if cfg!(feature = "cuda") { DeviceArg::Auto } else { DeviceArg::Cpu }
+    }
+}
+
+impl From<DeviceArg> for Choice {
+    fn from(device: DeviceArg) -> Choice {
+        match device {
+            DeviceArg::Cpu => Choice::Cpu,
+            DeviceArg::Cuda => Choice::Cuda,
+            DeviceArg::Auto => Choice::Auto,
+        }
+    }
 }
 
 /// A number format.

@@ -17,8 +17,10 @@
 //! *threshold*, relative to the mean square of the residual. One threshold for all layers gives more neurons to the
 //! tokens and layers that need them; it is found by the [`Histogram`]s of what calibration tokens show.
 
+use crate::error::{PrepError, Result};
 use crate::matmul::{add_product, times_transposed};
 use crate::model::forward::activation;
+use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -202,6 +204,70 @@ impl LayerBase {
     }
 }
 
+/// A [`LayerBase`] as tensors, for a device that is not the processor.
+#[derive(Clone, Debug)]
+pub struct BaseTensors {
+    /// Hidden x neurons each.
+    gate_up: [Tensor; 2],
+    /// Neurons x hidden.
+    down: Option<Tensor>,
+    /// Of [`Doubt`]: down, gate, up.
+    doubt: [Tensor; 3],
+    constant: Tensor,
+}
+
+impl LayerBase {
+    /// The same on `device`.
+    pub fn on(&self, device: &Device) -> Result<BaseTensors> {
+        let (neurons, hidden) = (self.neurons(), self.constant.len());
+        let matrix = |values: &[f32]| Tensor::from_slice(values, (neurons, hidden), device);
+        let vector = |values: &[f32]| Tensor::from_slice(values, values.len(), device);
+        let make = || {
+            let Doubt { down, gate, up } = &self.doubt;
+            Ok(BaseTensors {
+                gate_up: [matrix(&self.gate)?.t()?, matrix(&self.up)?.t()?],
+                down: self.down.as_deref().map(matrix).transpose()?,
+                doubt: [vector(down)?, vector(gate)?, vector(up)?],
+                constant: vector(&self.constant)?,
+            })
+        };
+        make().map_err(|problem: candle_core::Error| PrepError::corrupt("a base", problem))
+    }
+}
+
+impl BaseTensors {
+    /// [`LayerBase::gate_up`].
+    pub fn gate_up(&self, h: &Tensor) -> candle_core::Result<[Tensor; 2]> {
+        let [gate, up] = &self.gate_up;
+        Ok([h.matmul(gate)?, h.matmul(up)?])
+    }
+
+    /// [`Doubt::of_rows`].
+    pub fn scores(&self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+        let [of_down, of_gate, of_up] = &self.doubt;
+        let sigmoid = candle_nn::ops::sigmoid(gate)?;
+        let silu = (gate * &sigmoid)?;
+        let slope = (((gate - &silu)? + 1.0)? * &sigmoid)?;
+        let by_down = (&silu * up)?.broadcast_mul(of_down)?;
+        let by_gate = (slope * up)?.broadcast_mul(of_gate)?;
+        let by_up = silu.broadcast_mul(of_up)?;
+        (by_down.sqr()? + by_gate.sqr()?)? + by_up.sqr()?
+    }
+
+    /// `sum` and what [`LayerBase::add`] adds to it; `mask` is 1 for neurons that run exactly, else 0.
+    pub fn add(
+        &self,
+        gate: &Tensor,
+        up: &Tensor,
+        mask: &Tensor,
+        sum: &Tensor,
+    ) -> candle_core::Result<Tensor> {
+        let Some(down) = &self.down else { return Ok(sum.clone()) };
+        let stand_ins = ((gate.silu()? * up)? * mask.affine(-1.0, 1.0)?)?;
+        (stand_ins.matmul(down)? + sum)?.broadcast_add(&self.constant)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +298,31 @@ mod tests {
         let mut nothing = vec![0.0; 2];
         LayerBase { down: None, ..base }.add(&gate, &up, &[true, false], &mut nothing);
         assert_eq!(nothing, [0.0; 2]);
+    }
+
+    #[test]
+    fn tensors_say_what_loops_say() {
+        let (base, device) = (base(), Device::Cpu);
+        let h = [1.0, 2.0, -0.5, 0.25, 3.0, -1.0];
+        let chosen = [true, false, false, false, true, true];
+        let [gate, up] = base.gate_up(&h);
+        let mut sum = vec![0.5; 6];
+        base.add(&gate, &up, &chosen, &mut sum);
+        let rows = |values: &[f32]| Tensor::from_slice(values, (3, 2), &device).unwrap();
+        let on = base.on(&device).unwrap();
+        let [g, u] = on.gate_up(&rows(&h)).unwrap();
+        let mask = rows(&chosen.map(|is| f32::from(u8::from(is))));
+        let added = on.add(&g, &u, &mask, &rows(&[0.5; 6])).unwrap();
+        let scores = on.scores(&g, &u).unwrap();
+        let same = |tensor: &Tensor, wanted: &[f32]| {
+            let found: Vec<f32> = tensor.flatten_all().unwrap().to_vec1().unwrap();
+            let close = |(x, y): (&f32, &f32)| (x - y).abs() < 1e-5 * (1.0 + y.abs());
+            assert!(found.iter().zip(wanted).all(close), "{found:?} {wanted:?}");
+        };
+        same(&added, &sum);
+        same(&scores, &base.doubt.of_rows(&gate, &up));
+        let sketch = LayerBase { down: None, ..base }.on(&device).unwrap();
+        same(&sketch.add(&g, &u, &mask, &added).unwrap(), &sum);
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod base;
 pub mod chain;
 pub mod datasets;
 pub mod descent;
+pub mod device;
 pub mod encode;
 pub mod error;
 pub mod exit;

@@ -10,6 +10,7 @@ use args::{Args, Command, ImportArgs};
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 use ls_bundle::ids::ByteCount;
+use ls_prep::device;
 use ls_prep::error::{PrepError, Result};
 use ls_prep::exit::Exit;
 use ls_prep::import::{Calibration, ImportOptions, ImportReport, import};
@@ -21,7 +22,18 @@ use terminal::TerminalProgress;
 
 fn main() -> ExitCode {
     // Wrong arguments end here with clap's message and code 2, which is `Exit::Usage`.
-    let result = match Args::parse().command {
+    let args = Args::parse();
+    match device::choose(args.device.into()).and_then(|()| run(args.command)) {
+        Ok(()) => Exit::Ok.into(),
+        Err(error) => {
+            eprintln!("ls-prep: {error}");
+            error.exit().into()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
         Command::Import(args) => run_import(args),
         Command::All(args) => cmd::all::run(&args),
         Command::Prompts(args) => cmd::stages::prompts(&args),
@@ -44,13 +56,6 @@ fn main() -> ExitCode {
         Command::Datasets(args) => cmd::datasets::run(&args),
         Command::Synth(args) => cmd::synth::run(&args),
         Command::Manuals { folder } => manuals(&folder),
-    };
-    match result {
-        Ok(()) => Exit::Ok.into(),
-        Err(error) => {
-            eprintln!("ls-prep: {error}");
-            error.exit().into()
-        }
     }
 }
 

@@ -20,7 +20,7 @@
 //!
 //! Memory: beside a layer's weights as f32, twice, the tokens times (2 hidden + the larger of query_width and
 //! ffn_hidden) as f32, and a Hessian of [`FEEDBACK_NEURONS`] at most, which is 8 bytes a number a few times over. Same
-//! tokens and same threads give the same bytes.
+//! tokens and same threads give the same bytes: it runs on the processor always.
 
 mod moments;
 
@@ -33,6 +33,7 @@ use crate::model::Model;
 use crate::model::forward::{Forward, Layer};
 use crate::model::roles::{Part, Role};
 use crate::stages::prompts::Windows;
+use candle_core::Device;
 use ls_bundle::model::{DType, WeightTypes};
 use moments::Moments;
 
@@ -99,7 +100,7 @@ impl RoundedLayer {
 impl<'a> Rounder<'a> {
     /// Of `model`, by the tokens of `windows`; matrices that `types` wants in q4_0.
     pub fn new(model: &'a Model, windows: &Windows, types: WeightTypes) -> Result<Rounder<'a>> {
-        let forward = Forward::new(model, windows.window)?;
+        let forward = Forward::on(model, windows.window, &Device::Cpu)?;
         let (window, hidden) = (windows.window as usize, model.config.hidden as usize);
         let mut exact = vec![0.0; windows.tokens.len() * hidden];
         forward.embed(&windows.tokens, |token, row| {

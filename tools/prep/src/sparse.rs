@@ -11,13 +11,14 @@ mod demand;
 
 pub use demand::Demand;
 
-use crate::base::{LayerBase, largest, masked, mean_squares, relate};
-use crate::error::Result;
+use crate::base::{BaseTensors, LayerBase, largest, masked, mean_squares, relate};
+use crate::error::{PrepError, Result};
 use crate::model::Model;
 use crate::model::forward::{Forward, Layer};
 use crate::progress::{Phase, Progress};
 use crate::stages::base::Base;
 use crate::stages::placement::Placement;
+use candle_core::{DType as Numbers, Device, Tensor};
 use ls_bundle::model::DType;
 use rayon::prelude::*;
 
@@ -163,6 +164,8 @@ pub struct WithBase<'a> {
     blocks: Option<&'a Placement>,
     demand: Option<Demand>,
     layer: Option<(u16, LayerBase)>,
+    /// The layer's base where the model is, if that is not the processor.
+    tensors: Option<BaseTensors>,
     exact_neurons: u64,
 }
 
@@ -170,7 +173,8 @@ impl<'a> WithBase<'a> {
     /// `selection` of single neurons runs exactly beside `base`.
     #[must_use]
     pub fn new(base: &'a Base, selection: Selection) -> WithBase<'a> {
-        WithBase { base, selection, blocks: None, demand: None, layer: None, exact_neurons: 0 }
+        let (blocks, demand, layer, tensors) = (None, None, None, None);
+        WithBase { base, selection, blocks, demand, layer, tensors, exact_neurons: 0 }
     }
 
     /// The same with the blocks of a placement.
@@ -243,10 +247,47 @@ fn of_blocks(scores: &[f32], order: &[u32], size: usize) -> Vec<f32> {
     means
 }
 
+impl WithBase<'_> {
+    /// What [`Policy::ffn`] computes, in tensors on `device`; the choice alone is made here.
+    fn ffn_in_tensors(&mut self, at: &FfnAt<'_>, device: &Device) -> Result<Vec<f32>> {
+        let fault = |problem| PrepError::corrupt("tensor arithmetic", problem);
+        let (hidden, neurons) = (at.weights.hidden(), at.weights.ffn_hidden());
+        let shape = (at.h.len() / hidden, neurons);
+        let h = Tensor::from_slice(at.h, (shape.0, hidden), device).map_err(fault)?;
+        let base = self.tensors.take().expect("it was set with the layer");
+        let [gate, up] = base.gate_up(&h).map_err(fault)?;
+        let scores = base.scores(&gate, &up).and_then(|scores| scores.flatten_all()?.to_vec1());
+        let chosen = self.choose(at, scores.map_err(fault)?);
+        let count = chosen.iter().filter(|&&chosen| chosen).count();
+        self.exact_neurons += count as u64;
+        let mask = || {
+            let bytes: Vec<u8> = chosen.par_iter().map(|&chosen| u8::from(chosen)).collect();
+            Tensor::from_vec(bytes, shape, device)?.to_dtype(Numbers::F32)
+        };
+        let mask = mask().map_err(fault)?;
+        let mut sum = if count == 0 {
+            h.zeros_like().map_err(fault)?
+        } else {
+            at.weights.output(&at.weights.exact(&h)?.mul(&mask).map_err(fault)?)?
+        };
+        if count < chosen.len() {
+            sum = base.add(&gate, &up, &mask, &sum).map_err(fault)?;
+        }
+        self.tensors = Some(base);
+        sum.flatten_all().and_then(|sum| sum.to_vec1()).map_err(fault)
+    }
+}
+
 impl Policy for WithBase<'_> {
     fn ffn(&mut self, at: &FfnAt<'_>) -> Result<Vec<f32>> {
+        let device = at.weights.tensors_on();
         if self.layer.as_ref().is_none_or(|(layer, _)| *layer != at.layer) {
-            self.layer = Some((at.layer, self.base.layer(at.layer.into())?));
+            let base = self.base.layer(at.layer.into())?;
+            self.tensors = device.map(|device| base.on(device)).transpose()?;
+            self.layer = Some((at.layer, base));
+        }
+        if let Some(device) = device {
+            return self.ffn_in_tensors(at, device);
         }
         let (_, base) = self.layer.as_ref().expect("it was just set");
         let [gate, up] = base.gate_up(at.h);
@@ -293,8 +334,19 @@ pub fn likelihoods_in(
     policy: &mut dyn Policy,
     progress: &mut dyn Progress,
 ) -> Result<Vec<f32>> {
-    let forward = Forward::new(model, window)?;
-    let (hidden, length) = (model.config.hidden as usize, window as usize);
+    likelihoods_of(&Forward::new(model, window)?, ffn, tokens, policy, progress)
+}
+
+/// The same by `forward`, in windows of its.
+pub fn likelihoods_of(
+    forward: &Forward<'_>,
+    ffn: Option<DType>,
+    tokens: &[u32],
+    policy: &mut dyn Policy,
+    progress: &mut dyn Progress,
+) -> Result<Vec<f32>> {
+    let (hidden, length) = (forward.config().hidden as usize, forward.window());
+    let layers = forward.config().layers;
     assert!(tokens.len().is_multiple_of(length), "whole windows");
     let mut x = vec![0f32; tokens.len() * hidden];
     forward.embed(tokens, |index, row| {
@@ -303,8 +355,8 @@ pub fn likelihoods_in(
     })?;
     let mut previous = x.clone();
     let chunk = (CHUNK_TOKENS / length).max(1) * length * hidden;
-    progress.begin(Phase::Evaluation, (tokens.len() * usize::from(model.config.layers)) as u64);
-    for layer in 0..model.config.layers {
+    progress.begin(Phase::Evaluation, (tokens.len() * usize::from(layers)) as u64);
+    for layer in 0..layers {
         let weights = match ffn {
             None => forward.layer(layer)?,
             Some(dtype) => forward.layer(layer)?.rounded(dtype)?,

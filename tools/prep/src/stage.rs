@@ -5,6 +5,7 @@
 //! joins such files to the same bytes that one run would have written.
 
 use crate::artifact::{Artifact, Description, Glance, Input, RecordId};
+use crate::device;
 use crate::error::{PrepError, Result};
 use crate::journal::{Journal, clear_scratch};
 use crate::key::Key;
@@ -20,6 +21,8 @@ pub trait Stage {
     const NAME: &'static str;
     /// Raised when the same parameters and inputs give other bytes than before.
     const SCHEMA: u32;
+    /// Whether the result's last bits depend on the device that tensors live on ([`crate::device`]).
+    const IN_TENSORS: bool = false;
     /// All that the result depends on besides the inputs.
     type Params: Serialize;
 
@@ -38,7 +41,7 @@ pub trait Stage {
 
     /// The name of the result.
     fn key(&self) -> Key {
-        let keys: Vec<Key> = self.inputs().iter().map(|input| input.key).collect();
+        let keys: Vec<Key> = inputs(self, device::mark()).iter().map(|input| input.key).collect();
         Key::derive(Self::NAME, Self::SCHEMA, &value(&self.params()), &keys)
     }
 
@@ -49,7 +52,7 @@ pub trait Stage {
             schema: Self::SCHEMA,
             key: self.key(),
             params: value(&self.params()),
-            inputs: self.inputs(),
+            inputs: inputs(self, device::mark()),
             units: self.units(),
             range: (units.start, units.end),
             records: self.records(units),
@@ -85,6 +88,14 @@ pub fn each_layer(
 
 fn value(params: &impl Serialize) -> Value {
     serde_json::to_value(params).expect("parameters are plain data")
+}
+
+/// The inputs, and the device's `mark` among them where the result depends on it.
+fn inputs<S: Stage + ?Sized>(stage: &S, mark: Option<&str>) -> Vec<Input> {
+    let mark = mark.filter(|_| S::IN_TENSORS);
+    let device =
+        mark.map(|name| Input { name: "device".to_owned(), key: Key::of(name.as_bytes()) });
+    stage.inputs().into_iter().chain(device).collect()
 }
 
 /// Whether work was done.
@@ -340,4 +351,37 @@ pub fn merge(paths: &[PathBuf]) -> Result<Artifact> {
         }
     }
     journal.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Made<const IN_TENSORS: bool>;
+
+    impl<const IN_TENSORS: bool> Stage for Made<IN_TENSORS> {
+        const NAME: &'static str = "00-some";
+        const SCHEMA: u32 = 1;
+        const IN_TENSORS: bool = IN_TENSORS;
+        type Params = ();
+
+        fn params(&self) {}
+        fn inputs(&self) -> Vec<Input> {
+            vec![Input { name: "a".to_owned(), key: Key::of(b"a") }]
+        }
+        fn records(&self, units: Range<u32>) -> u64 {
+            units.len() as u64
+        }
+        fn run(&self, _: &mut Journal, _: &mut dyn Progress) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_card_is_an_input_of_what_it_computes() {
+        let names = |inputs: Vec<Input>| inputs.into_iter().map(|i| i.name).collect::<Vec<_>>();
+        assert_eq!(names(inputs(&Made::<true>, Some("cuda"))), ["a", "device"]);
+        assert_eq!(names(inputs(&Made::<false>, Some("cuda"))), ["a"]);
+        assert_eq!(names(inputs(&Made::<true>, None)), ["a"]);
+    }
 }

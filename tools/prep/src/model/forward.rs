@@ -1,10 +1,14 @@
 //! [`Forward`]: the dense model over windows of tokens, one layer's weights in memory at a time.
 //!
-//! Matrix products are candle's; the rest is plain loops over rows, spread over the processors. Rows are tokens, in
-//! whole windows; a window is a text of its own, at positions 0, 1, …. The residual stream belongs to the caller, who
-//! pushes it through a layer in as many pieces as memory asks for. The definition is
+//! Matrix products are candle's; the rest is plain loops over rows, spread over the processors. On a card what stands
+//! between two products is tensor operations too (`in_tensors`), as a copy there and back would cost more than they.
+//! Rows are tokens, in whole windows; a window is a text of its own, at positions 0, 1, …. The residual stream belongs to
+//! the caller, who pushes it through a layer in as many pieces as memory asks for. The definition is
 //! [`ls_compute::reference`]; tests compare the two.
 
+mod tensors;
+
+use crate::device;
 use crate::encode::encode_row;
 use crate::error::{PrepError, Result};
 use crate::model::Model;
@@ -27,6 +31,9 @@ pub struct Forward<'a> {
     window: usize,
     /// Cosine and sine, position x head_dim / 2.
     turns: Vec<(f32, f32)>,
+    device: Device,
+    /// Whether what stands between products is tensor operations, not loops.
+    in_tensors: bool,
 }
 
 /// The weights of one layer. A clone shares them until one is replaced.
@@ -36,6 +43,8 @@ pub struct Layer<'a> {
     vectors: &'a LayerVectors,
     turns: &'a [(f32, f32)],
     window: usize,
+    device: &'a Device,
+    in_tensors: bool,
     /// query_width x hidden, kv_width x hidden (twice), hidden x query_width.
     attention: [Tensor; 4],
     /// ffn_hidden x hidden.
@@ -51,24 +60,47 @@ fn fault(problem: candle_core::Error) -> PrepError {
 }
 
 /// rows x cols.
-fn matrix(values: Vec<f32>, cols: usize) -> Result<Tensor> {
+fn matrix(values: Vec<f32>, cols: usize, device: &Device) -> Result<Tensor> {
     let rows = values.len() / cols;
-    Tensor::from_vec(values, (rows, cols), &Device::Cpu).map_err(fault)
+    Tensor::from_vec(values, (rows, cols), device).map_err(fault)
 }
 
-/// `x` (rows x inputs) times the transpose of `weights` (outputs x inputs), row-major.
-fn linear(x: &Tensor, weights: &Tensor) -> Result<Vec<f32>> {
-    let product = || x.matmul(&weights.t()?)?.flatten_all()?.to_vec1();
-    product().map_err(fault)
+/// All elements, row-major.
+fn elements(tensor: &Tensor) -> Result<Vec<f32>> {
+    tensor.flatten_all().and_then(|flat| flat.to_vec1()).map_err(fault)
+}
+
+/// `x` (rows x inputs) times the transpose of `weights` (outputs x inputs).
+fn linear(x: &Tensor, weights: &Tensor) -> Result<Tensor> {
+    weights.t().and_then(|weights| x.matmul(&weights)).map_err(fault)
 }
 
 impl<'a> Forward<'a> {
-    /// Reads the small vectors of `model`, for windows of `window` tokens.
+    /// Reads the small vectors of `model`, for windows of `window` tokens. Runs on the process's device.
     pub fn new(model: &'a Model, window: u32) -> Result<Forward<'a>> {
+        Forward::on(model, window, device::current())
+    }
+
+    /// The same on another device.
+    pub fn on(model: &'a Model, window: u32, device: &Device) -> Result<Forward<'a>> {
         let frequencies = rope_frequencies(&model.config.rope, model.config.head_dim);
         let turn = |position| frequencies.iter().map(move |&f| rope_turn(position, f));
         let turns = (0..window).flat_map(turn).collect();
-        Ok(Forward { model, vectors: model.vectors()?, window: window as usize, turns })
+        let (vectors, window) = (model.vectors()?, window as usize);
+        let (device, in_tensors) = (device.clone(), !device.is_cpu());
+        Ok(Forward { model, vectors, window, turns, device, in_tensors })
+    }
+
+    /// The same with tensor operations between products on the processor too, where loops are faster.
+    #[must_use]
+    pub fn in_tensors(self) -> Forward<'a> {
+        Forward { in_tensors: true, ..self }
+    }
+
+    /// Tokens of a window.
+    #[must_use]
+    pub fn window(&self) -> usize {
+        self.window
     }
 
     /// Shape and arithmetic.
@@ -100,6 +132,8 @@ impl<'a> Forward<'a> {
             vectors: &self.vectors.layers[usize::from(layer)],
             turns: &self.turns,
             window: self.window,
+            device: &self.device,
+            in_tensors: self.in_tensors,
             attention: [
                 read(Part::Query, hidden)?,
                 read(Part::Key, hidden)?,
@@ -119,17 +153,21 @@ impl<'a> Forward<'a> {
         for row in 0..rows {
             values.extend_from_slice(source.row(row)?);
         }
-        matrix(values, cols as usize)
+        matrix(values, cols as usize, &self.device)
     }
 
     /// Logits of the residuals `x` behind the last layer, a piece of the vocabulary at a time: `take` gets the first
     /// token of the piece, its width, and rows x width logits.
-    fn head(&self, x: &[f32], mut take: impl FnMut(u32, usize, &[f32])) -> Result<()> {
+    fn head(
+        &self,
+        x: &[f32],
+        mut take: impl FnMut(u32, usize, &Tensor) -> Result<()>,
+    ) -> Result<()> {
         let config = self.config();
         let role = if config.tied_head { Role::Embedding } else { Role::Head };
         let hidden = config.hidden as usize;
         let x = rms_norm(x, &self.vectors.final_norm, config.norm_epsilon);
-        let x = matrix(x, hidden)?;
+        let x = matrix(x, hidden, &self.device)?;
         let mut rows = self.model.weights.rows(role);
         for first in (0..config.vocab_size).step_by(HEAD_ROWS as usize) {
             let count = HEAD_ROWS.min(config.vocab_size - first);
@@ -137,7 +175,8 @@ impl<'a> Forward<'a> {
             for row in first..first + count {
                 values.extend_from_slice(rows.row(row)?);
             }
-            take(first, count as usize, &linear(&x, &matrix(values, hidden)?)?);
+            let logits = linear(&x, &matrix(values, hidden, &self.device)?)?;
+            take(first, count as usize, &logits)?;
         }
         Ok(())
     }
@@ -147,9 +186,11 @@ impl<'a> Forward<'a> {
         let (hidden, vocab) = (self.config().hidden as usize, self.config().vocab_size as usize);
         let mut all = vec![0.0; x.len() / hidden * vocab];
         self.head(x, |first, width, logits| {
+            let logits = elements(logits)?;
             for (row, logits) in all.chunks_exact_mut(vocab).zip(logits.chunks_exact(width)) {
                 row[first as usize..][..width].copy_from_slice(logits);
             }
+            Ok(())
         })?;
         Ok(all)
     }
@@ -159,6 +200,10 @@ impl<'a> Forward<'a> {
         // Of each row: the largest logit, the sum of exponentials beside it, the target's logit.
         let mut states = vec![(f64::NEG_INFINITY, 0f64, 0f64); targets.len()];
         self.head(x, |first, width, logits| {
+            if self.in_tensors {
+                return tensors::add_piece(&mut states, targets, first, logits).map_err(fault);
+            }
+            let logits = elements(logits)?;
             let rows = states.par_iter_mut().zip(targets).zip(logits.par_chunks_exact(width));
             rows.for_each(|((state, &target), logits)| {
                 let largest = logits.iter().fold(f32::NEG_INFINITY, |m, &x| m.max(x));
@@ -171,6 +216,7 @@ impl<'a> Forward<'a> {
                     state.2 = f64::from(logit);
                 }
             });
+            Ok(())
         })?;
         Ok(states
             .iter()
@@ -194,8 +240,8 @@ impl Layer<'_> {
 
     /// Adds attention's output to the residuals `x`, whole windows of tokens x hidden.
     pub fn attend(&self, x: &mut [f32]) -> Result<()> {
-        let output = self.attention_output(self.attention(self.attention_input(x))?)?;
-        add(x, &output);
+        let attended = self.attended(self.attention_input(x))?;
+        add(x, &elements(&linear(&attended, &self.attention[3])?)?);
         Ok(())
     }
 
@@ -207,36 +253,60 @@ impl Layer<'_> {
 
     /// What all heads make of the inputs of q, k and v, whole windows; tokens x query_width, the input of o.
     pub fn attention(&self, input: Vec<f32>) -> Result<Vec<f32>> {
-        let config = self.config;
-        let input = matrix(input, config.hidden as usize)?;
-        let [q_proj, k_proj, v_proj, _] = &self.attention;
-        let (mut q, mut k) = (linear(&input, q_proj)?, linear(&input, k_proj)?);
-        let mut v = linear(&input, v_proj)?;
-        if config.qkv_bias {
-            add_bias(&mut q, &self.vectors.q_bias);
-            add_bias(&mut k, &self.vectors.k_bias);
-            add_bias(&mut v, &self.vectors.v_bias);
+        elements(&self.attended(input)?)
+    }
+
+    fn attended(&self, input: Vec<f32>) -> Result<Tensor> {
+        let input = matrix(input, self.config.hidden as usize, self.device)?;
+        let ([q, k, v, _], vectors) = (&self.attention, self.vectors);
+        let q = self.heads(&input, q, &vectors.q_bias, Some(&vectors.q_norm))?;
+        let k = self.heads(&input, k, &vectors.k_bias, Some(&vectors.k_norm))?;
+        let v = self.heads(&input, v, &vectors.v_bias, None)?;
+        self.mix(&q, &k, &v).map_err(fault)
+    }
+
+    /// q, k or v of `input`; tokens x width. q and k come with a `gain`, which is empty where the model does not
+    /// normalise them.
+    fn heads(
+        &self,
+        input: &Tensor,
+        weights: &Tensor,
+        bias: &[f32],
+        gain: Option<&[f32]>,
+    ) -> Result<Tensor> {
+        let product = linear(input, weights)?;
+        let bias = if self.config.qkv_bias { bias } else { &[] };
+        if self.in_tensors {
+            return tensors::heads(self, product, bias, gain).map_err(fault);
         }
-        self.turn(&mut q, config.query_width(), &self.vectors.q_norm);
-        self.turn(&mut k, config.kv_width(), &self.vectors.k_norm);
-        self.mix(q, k, v).map_err(fault)
+        if bias.is_empty() && gain.is_none() {
+            return Ok(product);
+        }
+        let (mut rows, width) = (elements(&product)?, product.dim(1).map_err(fault)?);
+        if !bias.is_empty() {
+            add_bias(&mut rows, bias);
+        }
+        if let Some(gain) = gain {
+            self.turn(&mut rows, width, gain);
+        }
+        matrix(rows, width, self.device)
     }
 
     /// What o makes of its inputs; tokens x hidden.
     pub fn attention_output(&self, attended: Vec<f32>) -> Result<Vec<f32>> {
-        linear(&matrix(attended, self.config.query_width() as usize)?, &self.attention[3])
+        let attended = matrix(attended, self.config.query_width() as usize, self.device)?;
+        elements(&linear(&attended, &self.attention[3])?)
     }
 
     /// A matrix as [`Role`]'s shapes say, row after row.
     pub fn weights(&self, part: Part) -> Result<Vec<f32>> {
-        let values = || self.tensor(part).flatten_all()?.to_vec1();
-        values().map_err(fault)
+        elements(self.tensor(part))
     }
 
     /// Runs with other weights in the place of a matrix, row after row.
     pub fn replace(&mut self, part: Part, values: Vec<f32>) -> Result<()> {
         let cols = self.tensor(part).dim(1).map_err(fault)?;
-        *self.tensor_mut(part) = matrix(values, cols)?;
+        *self.tensor_mut(part) = matrix(values, cols, self.device)?;
         Ok(())
     }
 
@@ -267,10 +337,10 @@ impl Layer<'_> {
     }
 
     /// Normalises the heads of q or k where the model does, and turns them to their positions. `width` is a row's.
-    fn turn(&self, rows: &mut [f32], width: u32, gain: &[f32]) {
+    fn turn(&self, rows: &mut [f32], width: usize, gain: &[f32]) {
         let half = self.config.head_dim as usize / 2;
         let (window, epsilon) = (self.window, self.config.norm_epsilon);
-        rows.par_chunks_exact_mut(width as usize).enumerate().for_each(|(token, row)| {
+        rows.par_chunks_exact_mut(width).enumerate().for_each(|(token, row)| {
             let turns = &self.turns[token % window * half..][..half];
             for head in row.chunks_exact_mut(2 * half) {
                 if !gain.is_empty() {
@@ -287,17 +357,17 @@ impl Layer<'_> {
 
     /// softmax(q k) v for every head of every window; tokens x query_width. A strip of positions at a time, against the
     /// keys that any of them may see: half the work of all against all.
-    fn mix(&self, q: Vec<f32>, k: Vec<f32>, v: Vec<f32>) -> candle_core::Result<Vec<f32>> {
+    fn mix(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
         let config = self.config;
         let (length, head_dim) = (self.window, config.head_dim as usize);
         let (kv_heads, group) =
             (config.kv_heads as usize, (config.heads / config.kv_heads) as usize);
-        let windows = k.len() / (length * kv_heads * head_dim);
+        let windows = k.dim(0)? / length;
         let batch = windows * kv_heads;
-        let q = Tensor::from_vec(q, (windows, length, kv_heads, group, head_dim), &Device::Cpu)?
-            .permute((0, 2, 3, 1, 4))?;
-        let side = |values: Vec<f32>| {
-            Tensor::from_vec(values, (windows, length, kv_heads, head_dim), &Device::Cpu)?
+        let q =
+            q.reshape((windows, length, kv_heads, group, head_dim))?.permute((0, 2, 3, 1, 4))?;
+        let side = |rows: &Tensor| {
+            rows.reshape((windows, length, kv_heads, head_dim))?
                 .transpose(1, 2)?
                 .contiguous()?
                 .reshape((batch, length, head_dim))
@@ -313,15 +383,22 @@ impl Layer<'_> {
             // Query heads that share a key head become more rows of one product.
             let q = q.narrow(3, start, count)?.reshape((batch, group * count, head_dim))?;
             let (k, v) = (k.narrow(1, first, seen)?, v.narrow(1, first, seen)?);
-            let mut scores: Vec<f32> = q.matmul(&k.t()?)?.flatten_all()?.to_vec1()?;
-            scores.par_chunks_exact_mut(seen).enumerate().for_each(|(row, scores)| {
-                softmax(scores, start - first + row % count, reach, scale);
-            });
-            let shares = Tensor::from_vec(scores, (batch, group * count, seen), &Device::Cpu)?;
+            let scores = q.matmul(&k.t()?)?;
+            let shares = if self.in_tensors {
+                let scores = (scores * scale)?.reshape((batch * group, count, seen))?;
+                tensors::softmax(&scores, start - first, reach)?
+            } else {
+                let mut scores: Vec<f32> = scores.flatten_all()?.to_vec1()?;
+                scores.par_chunks_exact_mut(seen).enumerate().for_each(|(row, scores)| {
+                    softmax(scores, start - first + row % count, reach, scale);
+                });
+                Tensor::from_vec(scores, (batch, group * count, seen), self.device)?
+            };
+            let shares = shares.reshape((batch, group * count, seen))?;
             let mixed = shares.matmul(&v)?.reshape((windows, kv_heads, group, count, head_dim))?;
             strips.push(mixed.permute((0, 3, 1, 2, 4))?);
         }
-        Tensor::cat(&strips, 1)?.flatten_all()?.to_vec1()
+        Tensor::cat(&strips, 1)?.reshape((windows * length, config.query_width() as usize))
     }
 
     /// The FFN's input: the residuals `x`, normalised.
@@ -332,17 +409,14 @@ impl Layer<'_> {
 
     /// gate h and up h for the FFN inputs `h`; tokens x ffn_hidden each.
     pub fn gate_up(&self, h: &[f32]) -> Result<[Vec<f32>; 2]> {
-        let h = matrix(h.to_vec(), self.config.hidden as usize)?;
-        Ok([linear(&h, &self.gate)?, linear(&h, &self.up)?])
+        let h = matrix(h.to_vec(), self.config.hidden as usize, self.device)?;
+        Ok([elements(&linear(&h, &self.gate)?)?, elements(&linear(&h, &self.up)?)?])
     }
 
     /// The weights of gate, up and down as a bundle keeps them: each neuron's rows and its column; ffn_hidden x hidden.
     pub fn neurons(&self) -> Result<[Vec<f32>; 3]> {
-        let values = |tensor: Tensor| tensor.flatten_all()?.to_vec1();
-        let down = self.down.t().and_then(|down| down.contiguous());
-        let all = [Ok(self.gate.clone()), Ok(self.up.clone()), down];
-        let [gate, up, down] = all.map(|tensor| tensor.and_then(values).map_err(fault));
-        Ok([gate?, up?, down?])
+        let down = self.down.t().map_err(fault)?;
+        Ok([elements(&self.gate)?, elements(&self.up)?, elements(&down)?])
     }
 
     /// The same layer with the FFN's weights that a bundle would keep in the format `dtype`.
@@ -355,7 +429,7 @@ impl Layer<'_> {
         let hidden = config.hidden as usize;
         let round = |mut weights: Vec<f32>| {
             weights.par_chunks_exact_mut(hidden).try_for_each(|row| round_row(dtype, row))?;
-            matrix(weights, hidden)
+            matrix(weights, hidden, self.device)
         };
         let [gate, up, down] = self.neurons()?;
         let (gate, up, down) = (round(gate)?, round(up)?, round(down)?);
@@ -365,17 +439,38 @@ impl Layer<'_> {
 
     /// SiLU(gate h) * (up h) of every neuron for the FFN inputs `h`; tokens x ffn_hidden.
     pub fn activations(&self, h: Vec<f32>) -> Result<Vec<f32>> {
-        let h = matrix(h, self.config.hidden as usize)?;
-        let (mut gate, up) = (linear(&h, &self.gate)?, linear(&h, &self.up)?);
+        let h = matrix(h, self.config.hidden as usize, self.device)?;
+        if self.in_tensors {
+            return elements(&self.exact(&h)?);
+        }
+        let (mut gate, up) =
+            (elements(&linear(&h, &self.gate)?)?, elements(&linear(&h, &self.up)?)?);
         gate.par_iter_mut().zip(&up).with_min_len(1 << 12).for_each(|(gate, up)| {
             *gate = activation(*gate, *up);
         });
         Ok(gate)
     }
 
+    /// [`Layer::activations`] in tensors.
+    pub(crate) fn exact(&self, h: &Tensor) -> Result<Tensor> {
+        let (gate, up) = (linear(h, &self.gate)?, linear(h, &self.up)?);
+        gate.silu().and_then(|gate| gate * up).map_err(fault)
+    }
+
+    /// [`Layer::ffn_output`] in tensors.
+    pub(crate) fn output(&self, activations: &Tensor) -> Result<Tensor> {
+        linear(activations, &self.down)
+    }
+
+    /// The device that it computes on if what stands between products is to be tensor operations.
+    pub(crate) fn tensors_on(&self) -> Option<&Device> {
+        self.in_tensors.then_some(self.device)
+    }
+
     /// What neurons with these activations (tokens x ffn_hidden) add to the residuals; tokens x hidden.
     pub fn ffn_output(&self, activations: Vec<f32>) -> Result<Vec<f32>> {
-        linear(&matrix(activations, self.config.ffn_hidden as usize)?, &self.down)
+        let activations = matrix(activations, self.config.ffn_hidden as usize, self.device)?;
+        elements(&self.output(&activations)?)
     }
 }
 
@@ -442,11 +537,11 @@ fn add_bias(rows: &mut [f32], bias: &[f32]) {
 pub fn operations_per_second() -> Result<f64> {
     const SIZE: usize = 512;
     let values: Vec<f32> = (0..SIZE * SIZE).map(|i| (i % 7) as f32).collect();
-    let square = matrix(values, SIZE)?;
+    let square = matrix(values, SIZE, device::current())?;
     let mut speeds = Vec::new();
     for _ in 0..5 {
         let start = std::time::Instant::now();
-        linear(&square, &square)?;
+        elements(&linear(&square, &square)?)?;
         speeds.push(2.0 * (SIZE * SIZE * SIZE) as f64 / start.elapsed().as_secs_f64());
     }
     speeds.sort_by(f64::total_cmp);

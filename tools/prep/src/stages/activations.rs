@@ -85,6 +85,7 @@ impl<'a> ActivationsStage<'a> {
 impl Stage for ActivationsStage<'_> {
     const NAME: &'static str = "20-activations";
     const SCHEMA: u32 = 1;
+    const IN_TENSORS: bool = true;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -106,6 +106,7 @@ impl<'a> BaseStage<'a> {
 impl Stage for BaseStage<'_> {
     const NAME: &'static str = "63-base";
     const SCHEMA: u32 = 1;
+    const IN_TENSORS: bool = true;
     type Params = Params;
 
     fn params(&self) -> Params {

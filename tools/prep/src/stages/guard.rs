@@ -305,6 +305,7 @@ fn read(text: &[u8]) -> Result<Searched> {
 impl Stage for GuardStage<'_> {
     const NAME: &'static str = "66-guard";
     const SCHEMA: u32 = 1;
+    const IN_TENSORS: bool = true;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -187,6 +187,7 @@ impl<'a> MlpStage<'a> {
 impl Stage for MlpStage<'_> {
     const NAME: &'static str = "62-mlp";
     const SCHEMA: u32 = 1;
+    const IN_TENSORS: bool = true;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -213,6 +213,7 @@ pub fn blank_at(recipe: &recipe::Predictor, dims: usize, blocks: usize) -> Resul
 impl Stage for PredictorStage<'_> {
     const NAME: &'static str = "60-predictor";
     const SCHEMA: u32 = 2;
+    const IN_TENSORS: bool = true;
     type Params = Params;
 
     fn params(&self) -> Params {

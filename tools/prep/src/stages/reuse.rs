@@ -176,6 +176,7 @@ impl<'a> ReuseStage<'a> {
 impl Stage for ReuseStage<'_> {
     const NAME: &'static str = "61-reuse";
     const SCHEMA: u32 = 2;
+    const IN_TENSORS: bool = true;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -295,6 +295,7 @@ pub fn first_windows(
 impl Stage for SparsityStage<'_> {
     const NAME: &'static str = "65-sparsity";
     const SCHEMA: u32 = 2;
+    const IN_TENSORS: bool = true;
     type Params = Params;
 
     fn params(&self) -> Params {

@@ -6,7 +6,9 @@ use super::features::Features;
 use super::lookup::Relaxation;
 use super::loss::Objective;
 use super::stack::Model;
-use candle_core::{Device, Result, Tensor};
+use crate::device;
+use candle_core::{Result, Tensor};
+use rand::Rng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -57,7 +59,12 @@ pub(crate) fn descend(
 ) -> Result<Vec<f64>> {
     let samples = features.samples();
     vars.extend(objective.vars());
-    let mut adam = Adam::new(vars);
+    let mut adam = Adam::new(vars)?;
+    let device = device::current();
+    if !device.is_cpu() {
+        // Of the noise that is drawn there.
+        device.set_seed(draw.random())?;
+    }
     let batch = (options.batch as usize).clamp(1, samples);
     let steps = samples.div_ceil(batch) * options.epochs as usize;
     let mut order: Vec<u32> = (0..samples as u32).collect();
@@ -70,7 +77,7 @@ pub(crate) fn descend(
             let [first, last] = options.temperature;
             let temperature = first * (last / first).powf(done);
             let rows = features.draw(chosen, draw);
-            let rows = Tensor::from_vec(rows, (chosen.len(), features.dims()), &Device::Cpu)?;
+            let rows = Tensor::from_vec(rows, (chosen.len(), features.dims()), device)?;
             let outputs = forward(&rows, &mut Relaxation { temperature, noise: draw })?;
             let loss = objective.loss(&outputs, chosen)?;
             adam.step(&loss.backward()?, options.learning_rate * rate(done))?;

@@ -6,17 +6,17 @@
 //! goes down while training lasts.
 
 use super::sign::Step;
-use candle_core::{D, Device, Result, Tensor};
+use candle_core::{D, Device, Result, Shape, Tensor};
 use rand::Rng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Z of Eq. 12, transposed: tau x 2^tau, all patterns of signs in counting order, the first sign the most significant.
-pub fn patterns(tau: usize) -> Result<Tensor> {
+pub fn patterns(tau: usize, device: &Device) -> Result<Tensor> {
     let rows = 1usize << tau;
     let sign = |place: usize| {
         if (place % rows) >> (tau - 1 - place / rows) & 1 == 1 { 1f32 } else { -1.0 }
     };
-    Tensor::from_vec((0..tau * rows).map(sign).collect::<Vec<_>>(), (tau, rows), &Device::Cpu)
+    Tensor::from_vec((0..tau * rows).map(sign).collect::<Vec<_>>(), (tau, rows), device)
 }
 
 /// The temperature of the relaxation, and where its noise comes from.
@@ -44,12 +44,16 @@ pub fn look_up(
     // stacks x batch x 2^tau
     let scores = margins
         .reshape((batch * stacks, tau))?
-        .matmul(&patterns(tau)?)?
+        .matmul(&patterns(tau, margins.device())?)?
         .reshape((batch, stacks, rows))?
         .transpose(0, 1)?
         .contiguous()?;
-    let noise = gumbel(stacks * batch * rows, relaxation.noise);
-    let noise = Tensor::from_vec(noise, (stacks, batch, rows), &Device::Cpu)?;
+    let noise = if margins.device().is_cpu() {
+        let noise = gumbel(stacks * batch * rows, relaxation.noise);
+        Tensor::from_vec(noise, scores.shape(), margins.device())?
+    } else {
+        gumbel_in_tensors(scores.shape(), margins.device())?
+    };
     let shares =
         candle_nn::ops::softmax(&((scores + noise)? / relaxation.temperature)?, D::Minus1)?;
     let soft = shares.matmul(&signs)?.transpose(0, 1)?.reshape((batch, stacks * width))?;
@@ -65,7 +69,7 @@ fn rows_of(margins: &Tensor, signs: &Tensor, tau: usize) -> Result<Tensor> {
     let spell = |signs: &[f32]| signs.iter().fold(0, |i, &m| i << 1 | u32::from(m >= 0.0));
     let row = |(place, signs): (usize, &[f32])| (place % stacks * rows) as u32 + spell(signs);
     let indices: Vec<u32> = margins.chunks_exact(tau).enumerate().map(row).collect();
-    let indices = Tensor::from_vec(indices, batch * stacks, &Device::Cpu)?;
+    let indices = Tensor::from_vec(indices, batch * stacks, signs.device())?;
     signs
         .detach()
         .reshape((stacks * rows, width))?
@@ -82,6 +86,13 @@ fn gumbel(count: usize, noise: &mut Xoshiro256PlusPlus) -> Vec<f32> {
     (0..count).map(draw).collect()
 }
 
+/// The same by the generator of `device`.
+fn gumbel_in_tensors(shape: &Shape, device: &Device) -> Result<Tensor> {
+    let u = Tensor::rand(0f32, 1f32, shape, device)?;
+    // Neither end has a logarithm of a logarithm.
+    u.clamp(f32::EPSILON, 1.0 - f32::EPSILON)?.log()?.neg()?.log()?.neg()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,7 +105,7 @@ mod tests {
         let margins: Vec<f32> = vec![0.4, -0.2, 0.9, -1.0, -0.1, 0.3];
         let margins = Tensor::from_vec(margins, (2, 3), &Device::Cpu).unwrap();
         let products: Vec<Vec<f32>> =
-            margins.matmul(&patterns(tau).unwrap()).unwrap().to_vec2().unwrap();
+            margins.matmul(&patterns(tau, &Device::Cpu).unwrap()).unwrap().to_vec2().unwrap();
         let best = |row: &[f32]| (0..8).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
         assert_eq!([best(&products[0]), best(&products[1])], [0b101, 0b001]);
         // Row i of the table spells i.
@@ -103,6 +114,21 @@ mod tests {
         let table = Tensor::from_vec(table, (1, 8, 3), &Device::Cpu).unwrap();
         let rows: Vec<Vec<f32>> = look_up(&margins, &table, None).unwrap().to_vec2().unwrap();
         assert_eq!(rows, [[1.0, -1.0, 1.0], [1.0, -1.0, -1.0]]);
+    }
+
+    #[test]
+    fn both_noises_are_gumbels() {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
+        let tensor = gumbel_in_tensors(&Shape::from(40_000), &Device::Cpu).unwrap();
+        for noise in [gumbel(40_000, &mut random), tensor.to_vec1().unwrap()] {
+            let mean = noise.iter().sum::<f32>() / 40_000.0;
+            let variance = noise.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / 40_000.0;
+            // Euler's constant and pi^2 / 6.
+            assert!(
+                (mean - 0.5772).abs() < 0.03 && (variance - 1.645).abs() < 0.08,
+                "{mean} {variance}"
+            );
+        }
     }
 
     #[test]

@@ -10,8 +10,9 @@
 //! neighbouring bins share leading bits (section 3.3.2).
 
 use super::lookup::patterns;
+use crate::device;
 use crate::stages::activations::decode_magnitude;
-use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CustomOp2, D, DType, Device, Layout, Result, Shape, Tensor, Var};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
@@ -57,6 +58,12 @@ pub struct Past {
     pub previous: Vec<u8>,
 }
 
+impl Past {
+    fn signals(&self) -> [&Vec<u8>; 3] {
+        [&self.fast, &self.slow, &self.previous]
+    }
+}
+
 /// Importance of all blocks at each sample.
 #[derive(Debug)]
 pub struct BlockTargets {
@@ -89,7 +96,7 @@ impl BlockTargets {
     ) -> Result<BlockTargets> {
         let strongest = ((blocks as f64 * target_share).round() as usize).clamp(1, blocks);
         let least = codes.chunks_exact(blocks).map(|codes| least_of(codes, strongest)).collect();
-        let weights = past.as_ref().map(|_| Var::from_slice(&[0f32; 3], 3, &Device::Cpu));
+        let weights = past.as_ref().map(|_| Var::from_slice(&[0f32; 3], 3, device::current()));
         let decoded = std::array::from_fn(|code| decode_magnitude(code as u8));
         let data = BlockData { blocks, loss, codes, least, past, decoded };
         Ok(BlockTargets { data: Arc::new(data), weights: weights.transpose()? })
@@ -167,8 +174,11 @@ impl Objective for BlockTargets {
     fn loss(&self, outputs: &Tensor, samples: &[u32]) -> Result<Tensor> {
         let weights = match &self.weights {
             Some(weights) => weights.as_tensor().clone(),
-            None => Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu)?,
+            None => Tensor::zeros(3, DType::F32, outputs.device())?,
         };
+        if !outputs.device().is_cpu() {
+            return self.data.loss_in_tensors(outputs, &weights, samples);
+        }
         let op = BlockLoss {
             data: self.data.clone(),
             samples: samples.to_vec(),
@@ -193,9 +203,7 @@ impl BlockData {
             debug_assert_eq!(signal.len(), self.codes.len());
             sample * blocks..(sample + 1) * blocks
         };
-        self.past
-            .as_ref()
-            .map(|past| [&past.fast, &past.slow, &past.previous].map(|signal| &signal[of(signal)]))
+        self.past.as_ref().map(|past| past.signals().map(|signal| &signal[of(signal)]))
     }
 
     /// Turns the scores of a sample into the derivatives of its loss. Returns the loss, if its `value` is wanted, and
@@ -223,6 +231,51 @@ impl BlockData {
             row.iter().zip(signal).map(|(g, &x)| g * f32::from(x)).sum::<f32>() / 255.0
         };
         (loss, past.map_or([0.0; 3], |past| past.map(along)))
+    }
+
+    /// [`BlockLoss`] by plain operations, where the scores are.
+    fn loss_in_tensors(
+        &self,
+        scores: &Tensor,
+        weights: &Tensor,
+        samples: &[u32],
+    ) -> Result<Tensor> {
+        let (batch, blocks, device) = (samples.len(), self.blocks, scores.device());
+        let rows = |bytes: &[u8]| {
+            let row = |&sample: &u32| &bytes[sample as usize * blocks..][..blocks];
+            let rows: Vec<u8> = samples.iter().flat_map(row).copied().collect();
+            Tensor::from_vec(rows, (batch, blocks), device)
+        };
+        let mut scores = scores.clone();
+        for (place, signal) in self.past.iter().flat_map(Past::signals).enumerate() {
+            let signal = rows(signal)?.to_dtype(DType::F32)?.affine(1.0 / 255.0, 0.0)?;
+            scores = (scores + signal.broadcast_mul(&weights.narrow(0, place, 1)?)?)?;
+        }
+        let codes = rows(&self.codes)?;
+        let decoded = Tensor::from_slice(&self.decoded, 256, device)?;
+        // As u32: the largest u8 would be taken for no index.
+        let places = codes.flatten_all()?.to_dtype(DType::U32)?;
+        let importance = decoded.index_select(&places, 0)?.reshape((batch, blocks))?;
+        let column = |of: &dyn Fn(u8) -> f32| {
+            let values: Vec<f32> = samples.iter().map(|&s| of(self.least[s as usize])).collect();
+            Tensor::from_vec(values, (batch, 1), device)
+        };
+        match self.loss {
+            Loss::Softmax => {
+                let total = importance.sum_keepdim(1)?.maximum(f32::MIN_POSITIVE)?;
+                let logs = candle_nn::ops::log_softmax(&scores, D::Minus1)?;
+                (importance.broadcast_div(&total)? * logs)?
+                    .sum_all()?
+                    .affine(-1.0 / batch as f64, 0.0)
+            }
+            Loss::Binary => {
+                let edge = column(&|c| self.decoded[usize::from(c)].max(f32::MIN_POSITIVE))?;
+                let weight = ((importance.broadcast_div(&edge)? - 1.0)?.abs()? + f64::from(FLOOR))?;
+                let least = column(&|c| f32::from(c))?;
+                let wanted = codes.to_dtype(DType::F32)?.broadcast_ge(&least)?;
+                (cross_entropy(&scores, &wanted.to_dtype(DType::F32)?)? * weight)?.mean_all()
+            }
+        }
     }
 
     fn softmax(&self, codes: &[u8], row: &mut [f32]) -> f64 {
@@ -351,9 +404,9 @@ impl Objective for ClassTargets {
 
     fn loss(&self, margins: &Tensor, samples: &[u32]) -> Result<Tensor> {
         let (batch, tau) = margins.dims2()?;
-        let products = (margins.matmul(&patterns(tau)?)? * SHARPNESS)?;
+        let products = (margins.matmul(&patterns(tau, margins.device())?)? * SHARPNESS)?;
         let wanted: Vec<u32> = samples.iter().map(|&s| self.classes[s as usize]).collect();
-        let wanted = Tensor::from_vec(wanted, batch, &Device::Cpu)?;
+        let wanted = Tensor::from_vec(wanted, batch, margins.device())?;
         candle_nn::loss::cross_entropy(&products, &wanted)
     }
 }
@@ -377,12 +430,15 @@ impl Objective for CodeTargets {
             (0..tau).map(move |k| (bin >> (tau - 1 - k) & 1) as f32)
         };
         let wanted: Vec<f32> = samples.iter().flat_map(bit).collect();
-        let wanted = Tensor::from_vec(wanted, (batch, tau), &Device::Cpu)?;
-        let odds = (margins * SHARPNESS)?;
-        // ln(1 + e^odds) - odds * wanted, in the form that does not overflow.
-        let rest = (odds.abs()?.neg()?.exp()? + 1.0)?.log()?;
-        ((odds.relu()? + rest)? - (odds * wanted)?)?.mean_all()
+        let wanted = Tensor::from_vec(wanted, (batch, tau), margins.device())?;
+        cross_entropy(&(margins * SHARPNESS)?, &wanted)?.mean_all()
     }
+}
+
+/// ln(1 + e^odds) - odds * wanted, in the form that does not overflow.
+fn cross_entropy(odds: &Tensor, wanted: &Tensor) -> Result<Tensor> {
+    let rest = (odds.abs()?.neg()?.exp()? + 1.0)?.log()?;
+    (odds.relu()? + rest)? - (odds * wanted)?
 }
 
 #[cfg(test)]
@@ -407,6 +463,17 @@ mod tests {
         };
         let var = Var::from_slice(&scores, (1, 5), &Device::Cpu).unwrap();
         let found = targets.loss(&var, &[1]).unwrap().backward().unwrap();
+        let plain = targets.data.loss_in_tensors(&var, &weights, &[1]).unwrap();
+        let (a, b) = (f64::from(plain.to_vec0::<f32>().unwrap()), value(&scores));
+        assert!((a - b).abs() < 1e-5 * b, "{loss:?}: {a} {b}");
+        let plain = plain.backward().unwrap();
+        for var in [var.as_tensor(), weights.as_tensor()] {
+            let read = |found: &candle_core::backprop::GradStore| -> Vec<f32> {
+                found.get(var).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+            };
+            let pairs = read(&found).into_iter().zip(read(&plain));
+            pairs.for_each(|(a, b)| assert!((a - b).abs() < 1e-5, "{loss:?}: {a} {b}"));
+        }
         let of_scores = found.get(&var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
         for (place, &found) in of_scores.iter().enumerate() {
             let moved = |by: f32| {

@@ -6,7 +6,8 @@ use super::loss::Objective;
 use super::product::{Project, Scoring};
 use super::sign::Step;
 use super::stack::random;
-use candle_core::{Device, Result, Tensor, Var};
+use crate::device;
+use candle_core::{Result, Tensor, Var};
 use ls_hash::{MlpTables, MlpWeights};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -44,9 +45,9 @@ impl Mlp {
         Ok(Mlp {
             signs,
             first: random((hidden, dims), of_first, draw)?,
-            first_biases: Var::zeros(hidden, candle_core::DType::F32, &Device::Cpu)?,
+            first_biases: Var::zeros(hidden, candle_core::DType::F32, device::current())?,
             second: random((blocks, hidden), of_second, draw)?,
-            factors: Var::from_vec(factors, (2, blocks), &Device::Cpu)?,
+            factors: Var::from_vec(factors, (2, blocks), device::current())?,
         })
     }
 
@@ -57,11 +58,10 @@ impl Mlp {
         let unit =
             f64::from(1.0 / Features::DEVIATION) / if self.signs { dims.sqrt() } else { 1.0 };
         let features = features.affine(unit, 0.0)?;
-        let sums = self
-            .first
-            .apply_op2(&self.first_biases, Project { features, weight, bias: Step::Plain })?;
+        let project = Project { features, weight, bias: Step::Plain };
+        let sums = project.apply(&self.first, &self.first_biases)?;
         let hidden = if self.signs { Step::Sign.apply(&sums)? } else { sums.relu()? };
-        hidden.apply_op3(&self.second, &self.factors, Scoring { weight })
+        Scoring { weight }.apply(&hidden, &self.second, &self.factors)
     }
 
     /// Trains it as [`super::fit()`] trains a stack.
@@ -111,6 +111,7 @@ mod tests {
     use crate::predictors::{MlpScorer, Scorer};
     use crate::train::features::Statistics;
     use crate::train::loss::{BlockTargets, Loss};
+    use candle_core::Device;
     use ls_hash::Scaling;
     use rand::{Rng, SeedableRng};
 

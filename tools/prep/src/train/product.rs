@@ -1,6 +1,7 @@
 //! The products that training spends its time in, each with what stands around it in one operation: rounding of the
 //! weights before, bias and slopes after. A tensor of a batch times all blocks is then touched twice a step, not ten
-//! times; and the features, which nobody derives by, get no derivative.
+//! times; and the features, which nobody derives by, get no derivative. On a card the plain operations that they stand
+//! for run instead (`in_tensors`), which the tests hold them against.
 
 use super::sign::{Step, elements};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Device, Layout, Result, Shape, Tensor, bail};
@@ -29,6 +30,21 @@ pub(super) struct Project {
     pub(super) features: Tensor,
     pub(super) weight: Step,
     pub(super) bias: Step,
+}
+
+impl Project {
+    pub(super) fn apply(self, weights: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        if weights.device().is_cpu() {
+            weights.apply_op2(bias, self)
+        } else {
+            self.in_tensors(weights, bias)
+        }
+    }
+
+    fn in_tensors(&self, weights: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let sums = self.features.matmul(&self.weight.in_tensors(weights)?.t()?)?;
+        sums.broadcast_add(&self.bias.in_tensors(bias)?)
+    }
 }
 
 impl CustomOp2 for Project {
@@ -73,6 +89,20 @@ impl CustomOp2 for Project {
 
 /// Levels of `sums` (batch x rows) times gains (rows).
 pub(super) struct Leveling;
+
+impl Leveling {
+    pub(super) fn apply(self, sums: &Tensor, gains: &Tensor) -> Result<Tensor> {
+        if sums.device().is_cpu() {
+            sums.apply_op2(gains, self)
+        } else {
+            Leveling::in_tensors(sums, gains)
+        }
+    }
+
+    fn in_tensors(sums: &Tensor, gains: &Tensor) -> Result<Tensor> {
+        Step::Level.in_tensors(&sums.broadcast_mul(gains)?)
+    }
+}
 
 impl CustomOp2 for Leveling {
     fn name(&self) -> &'static str {
@@ -122,6 +152,22 @@ impl CustomOp2 for Leveling {
 /// code, weights before rounding (blocks x bits), scales and biases (2 x blocks).
 pub(super) struct Scoring {
     pub(super) weight: Step,
+}
+
+impl Scoring {
+    pub(super) fn apply(self, code: &Tensor, signs: &Tensor, factors: &Tensor) -> Result<Tensor> {
+        if code.device().is_cpu() {
+            code.apply_op3(signs, factors, self)
+        } else {
+            self.in_tensors(code, signs, factors)
+        }
+    }
+
+    fn in_tensors(&self, code: &Tensor, signs: &Tensor, factors: &Tensor) -> Result<Tensor> {
+        let (scales, biases) = (factors.get(0)?.unsqueeze(1)?, factors.get(1)?);
+        let weights = self.weight.in_tensors(signs)?.broadcast_mul(&scales)?;
+        code.matmul(&weights.t()?)?.broadcast_add(&biases)
+    }
 }
 
 impl CustomOp3 for Scoring {
@@ -230,17 +276,16 @@ mod tests {
         let weights = var(&[0.3, -0.9, 0.45, 1.2, 0.1, -0.2, 5.0, -0.6, 0.7], 3);
         let bias = Var::from_slice(&[0.4f32, -0.3, 0.1], 3, &Device::Cpu).unwrap();
         let (weight, integer) = (Step::Weight(ls_hash::PlaneBits::Four), Step::Integer(20.0));
-        let op = Project { features: features.clone(), weight, bias: integer };
-        let fused = weights.apply_op2(&bias, op).unwrap();
-        let plain = features.matmul(&weight.apply(&weights).unwrap().t().unwrap()).unwrap();
-        let plain = plain.broadcast_add(&integer.apply(&bias).unwrap()).unwrap();
+        let op = || Project { features: features.clone(), weight, bias: integer };
+        let fused = op().apply(&weights, &bias).unwrap();
+        let plain = op().in_tensors(&weights, &bias).unwrap();
         assert_eq!(values(&fused).unwrap(), values(&plain).unwrap());
         close(&gradients(&[&weights, &bias], fused), &gradients(&[&weights, &bias], plain));
 
         let sums = var(&[30.0, -70.0, 12.0, 300.0, 55.0, -9.0], 2);
         let gains = Var::from_slice(&[0.1f32, 0.05, 0.2], 3, &Device::Cpu).unwrap();
-        let fused = sums.apply_op2(&gains, Leveling).unwrap();
-        let plain = Step::Level.apply(&sums.broadcast_mul(&gains).unwrap()).unwrap();
+        let fused = Leveling.apply(&sums, &gains).unwrap();
+        let plain = Leveling::in_tensors(&sums, &gains).unwrap();
         assert_eq!(values(&fused).unwrap(), values(&plain).unwrap());
         close(&gradients(&[&sums, &gains], fused), &gradients(&[&sums, &gains], plain));
 
@@ -248,11 +293,9 @@ mod tests {
         let signs = var(&[0.3, -0.2, 1.4, -0.1, 0.0, 0.8, -2.0, 0.4], 4);
         let code = var(&values(&code).unwrap()[..4], 2);
         let factors = var(&[0.5, 1.5, -0.25, 1.0, 3.0, -1.0, 0.5, 0.0], 2);
-        let fused = code.apply_op3(&signs, &factors, Scoring { weight: Step::Sign }).unwrap();
-        let scales = factors.get(0).unwrap().unsqueeze(1).unwrap();
-        let plain = Step::Sign.apply(&signs).unwrap().broadcast_mul(&scales).unwrap();
-        let plain = code.matmul(&plain.t().unwrap()).unwrap();
-        let plain = plain.broadcast_add(&factors.get(1).unwrap()).unwrap();
+        let op = || Scoring { weight: Step::Sign };
+        let fused = op().apply(&code, &signs, &factors).unwrap();
+        let plain = op().in_tensors(&code, &signs, &factors).unwrap();
         assert_eq!(values(&fused).unwrap(), values(&plain).unwrap());
         let vars = [&code, &signs, &factors];
         close(&gradients(&vars, fused), &gradients(&vars, plain));

@@ -3,7 +3,7 @@
 //! Forward gives what the tables will hold; backward multiplies the gradient with the slope of the line that the step
 //! approximates, within the range in which the step still changes anything, and with zero outside (Bengio et al.).
 
-use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 use ls_hash::{MAX_LEVEL, PlaneBits};
 use rayon::prelude::*;
 
@@ -64,7 +64,13 @@ impl Step {
     }
 
     pub(super) fn slope(self, x: f32) -> f32 {
-        let (slope, limit) = match self {
+        let (slope, limit) = self.line();
+        if x.abs() <= limit { slope } else { 0.0 }
+    }
+
+    /// The slope of the line that the step approximates, and how far from zero gradients pass.
+    fn line(self) -> (f32, f32) {
+        match self {
             Step::Plain => (1.0, f32::INFINITY),
             Step::Sign => (1.0, 1.0),
             Step::Integer(scale) => (scale, f32::INFINITY),
@@ -77,8 +83,7 @@ impl Step {
                 (grid(bits), largest / grid(bits))
             }
             Step::Level => (1.0, f32::from(MAX_LEVEL) + 0.5),
-        };
-        if x.abs() <= limit { slope } else { 0.0 }
+        }
     }
 
     /// The step of every element.
@@ -94,7 +99,45 @@ impl Step {
 
     /// Applies the step to every element of a contiguous tensor of f32.
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
-        x.apply_op1(self)
+        if x.device().is_cpu() { x.apply_op1(self) } else { self.in_tensors(x) }
+    }
+
+    /// [`Step::apply`] by plain operations.
+    pub(super) fn in_tensors(self, x: &Tensor) -> Result<Tensor> {
+        if self == Step::Plain {
+            return Ok(x.clone());
+        }
+        let fixed = x.detach();
+        let value = match self {
+            Step::Plain => unreachable!("it has returned"),
+            Step::Sign => fixed.ge(0f32)?.to_dtype(DType::F32)?.affine(2.0, -1.0)?,
+            Step::Integer(scale) => fixed.affine(scale.into(), 0.0)?.round()?,
+            Step::Weight(bits) => {
+                let w = fixed.affine(grid(bits).into(), 0.0)?;
+                match bits {
+                    PlaneBits::Eight => w.round()?.clamp(-127f32, 127f32)?,
+                    PlaneBits::Four => w.round()?.clamp(-8f32, 7f32)?,
+                    PlaneBits::Two => {
+                        let code = w.affine(0.5, 1.5)?.round()?.clamp(0f32, 3f32)?;
+                        code.affine(2.0, -3.0)?
+                    }
+                }
+            }
+            Step::Level => {
+                let limit = f32::from(MAX_LEVEL);
+                // Beyond this number only integers are left: adding it rounds, ties to even.
+                let far = 12_582_912.0;
+                fixed.clamp(-limit, limit)?.affine(1.0, far)?.affine(1.0, -far)?
+            }
+        };
+        let (slope, limit) = self.line();
+        let line = if limit == f32::INFINITY {
+            x.affine(slope.into(), 0.0)?
+        } else {
+            (x * fixed.abs()?.le(limit)?.to_dtype(DType::F32)?.affine(slope.into(), 0.0)?)?
+        };
+        // In this order it is exactly the value.
+        (&line - line.detach())? + value
     }
 }
 
@@ -128,11 +171,16 @@ mod tests {
     use super::*;
     use candle_core::Var;
 
+    /// Values and slopes; of the tensor operations too, which must be the same.
     fn both(step: Step, x: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let x = Var::from_slice(x, x.len(), &Device::Cpu).unwrap();
-        let y = step.apply(&x).unwrap();
-        let gradients = y.sum_all().unwrap().backward().unwrap();
-        (y.to_vec1().unwrap(), gradients.get(&x).unwrap().to_vec1().unwrap())
+        let [loops, tensors] = [step.apply(&x), step.in_tensors(&x)].map(|y| {
+            let y = y.unwrap();
+            let gradients = y.sum_all().unwrap().backward().unwrap();
+            (y.to_vec1().unwrap(), gradients.get(&x).unwrap().to_vec1().unwrap())
+        });
+        assert_eq!(loops, tensors, "{step:?}");
+        loops
     }
 
     #[test]

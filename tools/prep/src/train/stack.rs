@@ -8,7 +8,8 @@ use super::features::Features;
 use super::lookup::{Relaxation, look_up};
 use super::product::{Leveling, Project, Scoring, check_width};
 use super::sign::{Step, grid};
-use candle_core::{Device, Result, Tensor, Var};
+use crate::device;
+use candle_core::{Result, Tensor, Var};
 use ls_hash::{MAX_LEVEL, PlaneBits};
 use rand::Rng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -134,14 +135,14 @@ pub(super) fn random(
 ) -> Result<Var> {
     let shape = shape.into();
     let values: Vec<f32> = (0..shape.elem_count()).map(|_| deviation * normal(draw)).collect();
-    Var::from_tensor(&Tensor::from_vec(values, shape, &Device::Cpu)?)
+    Var::from_tensor(&Tensor::from_vec(values, shape, device::current())?)
 }
 
 impl Model {
     /// A random stack of a shape that [`Shape::check`] approves. `biases`: what the blocks' scores begin as.
     pub fn new(shape: Shape, biases: &[f32], draw: &mut Xoshiro256PlusPlus) -> Result<Model> {
         let (rows, code) = (shape.rows(), shape.code_bits());
-        let ones = |len: usize| Tensor::ones(len, candle_core::DType::F32, &Device::Cpu);
+        let ones = |len: usize| Tensor::ones(len, candle_core::DType::F32, device::current());
         let between = shape.stacks * shape.width;
         let head = match shape.head {
             HeadShape::Index => None,
@@ -150,14 +151,14 @@ impl Model {
                 signs: random((blocks, code), SIGN_DEVIATION, draw)?,
                 factors: {
                     let both = [&vec![1.0; blocks], biases].concat();
-                    Var::from_vec(both, (2, blocks), &Device::Cpu)?
+                    Var::from_vec(both, (2, blocks), device::current())?
                 },
             }),
         };
         Ok(Model {
             shape,
             planes: random((rows, shape.dims), 1.0, draw)?,
-            plane_bias: Var::zeros(rows, candle_core::DType::F32, &Device::Cpu)?,
+            plane_bias: Var::zeros(rows, candle_core::DType::F32, device::current())?,
             hashes: (1..shape.layers)
                 .map(|_| random((rows, between), SIGN_DEVIATION, draw))
                 .collect::<Result<_>>()?,
@@ -222,7 +223,7 @@ impl Model {
     fn factors(&self, head: &BlockVars) -> Result<Tensor> {
         let typical = if head.gains.is_some() { f32::from(MAX_LEVEL) / LEVEL_RANGE } else { 1.0 };
         let unit = 1.0 / (typical * (self.shape.code_bits() as f32).sqrt());
-        let units = Tensor::from_slice(&[unit, 1.0], (2, 1), &Device::Cpu)?;
+        let units = Tensor::from_slice(&[unit, 1.0], (2, 1), device::current())?;
         head.factors.broadcast_mul(&units)
     }
 
@@ -246,9 +247,9 @@ impl Model {
             weight: Step::Weight(self.shape.plane_bits),
             bias: Step::Integer(self.spread()),
         };
-        let sums = self.planes.apply_op2(&self.plane_bias, project)?;
+        let sums = project.apply(&self.planes, &self.plane_bias)?;
         if let Some(gains) = self.level_gains()? {
-            return sums.apply_op2(&gains, Leveling);
+            return Leveling.apply(&sums, &gains);
         }
         let mut margins = sums.affine(f64::from(1.0 / self.spread()), 0.0)?;
         let between = (self.shape.stacks * self.shape.width) as f64;
@@ -273,6 +274,6 @@ impl Model {
     ) -> Result<Tensor> {
         let code = self.code(features, relaxation)?;
         let Some(head) = &self.head else { return Ok(code) };
-        code.apply_op3(&head.signs, &self.factors(head)?, Scoring { weight: Step::Sign })
+        Scoring { weight: Step::Sign }.apply(&code, &head.signs, &self.factors(head)?)
     }
 }

@@ -3,8 +3,11 @@
 use crate::activations::record;
 use crate::{Bench, text, tiny};
 use ls_prep::artifact::Artifact;
+use ls_prep::model::forward::Forward;
 use ls_prep::recipe::Recipe;
-use ls_prep::sparse::{Dense, Oracle, Policy, Selected, Selection, WithBase, likelihoods};
+use ls_prep::sparse::{
+    Dense, Oracle, Policy, Selected, Selection, WithBase, likelihoods, likelihoods_of,
+};
 use ls_prep::stage::{Outcome, merge};
 use ls_prep::stages::activations::Activations;
 use ls_prep::stages::base::{Base, BaseStage};
@@ -88,11 +91,15 @@ fn a_width_that_groups_do_not_divide_is_refused() {
     assert!(params.layout().unwrap_err().to_string().contains("multiple of 64"));
 }
 
-/// The calibration windows and what `policy` makes of them.
-fn run(source: &Source, policy: &mut dyn Policy) -> Vec<f32> {
+fn windows(source: &Source) -> Windows {
     let prompts = Prompts::new(source, &[text()], &tiny()).unwrap();
     let (artifact, _) = source.store.run(&prompts, None, &mut ()).unwrap();
-    let windows = Windows::read(&artifact, source.model.config.vocab_size).unwrap();
+    Windows::read(&artifact, source.model.config.vocab_size).unwrap()
+}
+
+/// The calibration windows and what `policy` makes of them.
+fn run(source: &Source, policy: &mut dyn Policy) -> Vec<f32> {
+    let windows = windows(source);
     likelihoods(&source.model, &windows.tokens, windows.window, policy, &mut ()).unwrap()
 }
 
@@ -125,6 +132,33 @@ fn a_base_brings_a_few_neurons_nearer_to_the_model_than_an_oracle_alone() {
     let with_base = distance(&run(&source, &mut beside));
     assert_eq!(beside.exact_neurons(), 512 * 3 * 13);
     assert!(with_base < 0.5 * oracle, "{with_base} {oracle}");
+}
+
+/// What a card runs gives what the processor's loops give. Sums in another order now and then choose another neuron.
+#[test]
+fn tensor_operations_make_the_same_of_every_policy() {
+    let bench = Bench::new();
+    let (source, activations) = (bench.source(), record(&bench, &tiny()));
+    let base = |bits| Base::new(made(&source, &activations, &with_bits(bits), None)).unwrap();
+    let (base, sketch) = (base([3, 3, 2]), base([2, 2, 0]));
+    let windows = windows(&source);
+    let forward = || Forward::new(&source.model, windows.window).unwrap();
+    let policies: [&dyn Fn() -> Box<dyn Policy>; 6] = [
+        &|| Box::new(Dense::default()),
+        &|| Box::new(Selected::new(Oracle::new(true), 0.3)),
+        &|| Box::new(WithBase::new(&base, Selection::Share(0.0))),
+        &|| Box::new(WithBase::new(&base, Selection::Share(0.2))),
+        &|| Box::new(WithBase::new(&base, Selection::Share(1.0))),
+        &|| Box::new(WithBase::new(&sketch, Selection::Share(0.3))),
+    ];
+    for (place, policy) in policies.into_iter().enumerate() {
+        let [loops, tensors] = [forward(), forward().in_tensors()].map(|forward| {
+            let mut policy = policy();
+            likelihoods_of(&forward, None, &windows.tokens, &mut *policy, &mut ()).unwrap()
+        });
+        let apart = loops.iter().zip(&tensors).filter(|(a, b)| (*a - *b).abs() > 1e-3).count();
+        assert!(apart <= loops.len() / 50, "{place}: {apart} of {}", loops.len());
+    }
 }
 
 #[test]

@@ -213,6 +213,15 @@ fn shares_made_by_several_processes_are_merged() {
     assert_eq!(missing.status.code(), Some(4), "layer 0 is missing");
 }
 
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_card_is_not_passed_over_silently() {
+    let output = program("recipe").args(["tiny", "--device", "cuda"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--device cuda"));
+    assert!(program("recipe").args(["tiny", "--device", "auto"]).status().unwrap().success());
+}
+
 #[test]
 fn wrong_arguments_are_usage() {
     let bench = Bench::new();

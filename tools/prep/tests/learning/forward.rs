@@ -44,8 +44,7 @@ pub(crate) fn reference(model: &Model) -> ReferenceModel {
 }
 
 /// Logits of all tokens, windows of `window`, and their likelihoods of the next token.
-fn batched(model: &Model, tokens: &[u32], window: u32) -> (Vec<f32>, Vec<f32>) {
-    let forward = Forward::new(model, window).unwrap();
+fn batched(model: &Model, tokens: &[u32], forward: &Forward<'_>) -> (Vec<f32>, Vec<f32>) {
     let hidden = model.config.hidden as usize;
     let mut x = vec![0.0; tokens.len() * hidden];
     let put = |index: usize, row: &[f32]| {
@@ -80,7 +79,9 @@ fn logits_and_likelihoods_are_those_of_the_reference() {
         let vocab = model.config.vocab_size;
         let window = 144;
         let tokens: Vec<u32> = (0..2 * window).map(|i| (i * i * 7 + i * 13 + 5) % vocab).collect();
-        let (logits, nll) = batched(&model, &tokens, window);
+        let loops = Forward::new(&model, window).unwrap();
+        let tensors = Forward::new(&model, window).unwrap().in_tensors();
+        let results = [loops, tensors].map(|forward| batched(&model, &tokens, &forward));
         let mut worst = 0f64;
         for (start, window_tokens) in
             (0..).step_by(window as usize).zip(tokens.chunks(window as usize))
@@ -89,23 +90,25 @@ fn logits_and_likelihoods_are_those_of_the_reference() {
             for (position, &token) in window_tokens.iter().enumerate() {
                 let wanted = reference.forward(&mut state, token, position as u32);
                 let row = start + position;
-                let found = &logits[row * vocab as usize..][..vocab as usize];
-                let squares = |x: f64| x * x;
-                let distance: f64 = wanted
-                    .iter()
-                    .zip(found)
-                    .map(|(&a, &b)| squares(f64::from(a) - f64::from(b)))
-                    .sum();
-                let length: f64 = wanted.iter().map(|&a| squares(f64::from(a))).sum();
-                worst = worst.max(distance / length);
-                let target = tokens.get(row + 1).copied().unwrap_or(0) as usize;
-                let total: f64 = wanted.iter().map(|&x| f64::from(x).exp()).sum();
-                let likelihood = total.ln() - f64::from(wanted[target]);
-                assert!(
-                    (likelihood - f64::from(nll[row])).abs() < 1e-4,
-                    "{likelihood} {}",
-                    nll[row]
-                );
+                for (logits, nll) in &results {
+                    let found = &logits[row * vocab as usize..][..vocab as usize];
+                    let squares = |x: f64| x * x;
+                    let distance: f64 = wanted
+                        .iter()
+                        .zip(found)
+                        .map(|(&a, &b)| squares(f64::from(a) - f64::from(b)))
+                        .sum();
+                    let length: f64 = wanted.iter().map(|&a| squares(f64::from(a))).sum();
+                    worst = worst.max(distance / length);
+                    let target = tokens.get(row + 1).copied().unwrap_or(0) as usize;
+                    let total: f64 = wanted.iter().map(|&x| f64::from(x).exp()).sum();
+                    let likelihood = total.ln() - f64::from(wanted[target]);
+                    assert!(
+                        (likelihood - f64::from(nll[row])).abs() < 1e-4,
+                        "{likelihood} {}",
+                        nll[row]
+                    );
+                }
             }
         }
         assert!(worst <= MAX_ERROR, "{}: {worst:.1e}", folder.display());
