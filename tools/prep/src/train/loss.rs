@@ -243,7 +243,7 @@ impl BlockData {
         let (batch, blocks, device) = (samples.len(), self.blocks, scores.device());
         let rows = |bytes: &[u8]| {
             let row = |&sample: &u32| &bytes[sample as usize * blocks..][..blocks];
-            let rows: Vec<u8> = samples.iter().flat_map(row).copied().collect();
+            let rows = samples.iter().map(row).collect::<Vec<_>>().concat();
             Tensor::from_vec(rows, (batch, blocks), device)
         };
         let mut scores = scores.clone();
