@@ -88,11 +88,13 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let decode = |engine: &mut Engine| repetition(args, engine, vocab_size, &script).map(drop);
     let controllers = Controllers::new(args, table, &mut engine, decode)?;
     trace.begin(&mut engine);
+    let mut rates = Vec::new();
     for (rep, controller) in turns::turns(args) {
         let system = controllers.take(controller, system, &mut engine);
         // The bound is measured before and after each repetition: machines change from second to second.
         let before = Machine::of(&mut engine, threads, &plan)?;
         let run = repetition(args, &mut engine, vocab_size, &script)?;
+        rates.push(run.decode_tok_s);
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
         let position = args.prompt_tokens + args.n_predict / 2;
         let (config, map) = (bundle.model(), bundle.weights());
@@ -124,6 +126,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         print_json(&object)?;
     }
     if !args.json {
+        turns::summary(args, &rates).iter().try_for_each(|line| print_line(line))?;
         print_audit(&engine)?;
     }
     trace.end(&mut engine)

@@ -8,7 +8,7 @@ use crate::system::System;
 use crate::tuning;
 use ls_control::{Hindsight, Lut};
 use ls_engine::Engine;
-use ls_engine::system::ControllerKind;
+use ls_engine::system::{Choice, ControllerKind};
 
 /// Opens the bundle, with the table that any of the controllers wants.
 pub(super) fn open(args: &BenchArgs) -> anyhow::Result<Session> {
@@ -46,6 +46,34 @@ pub(super) fn turns(args: &BenchArgs) -> impl Iterator<Item = (u32, Option<Contr
     (0..args.reps).flat_map(move |rep| {
         (0..many).map(move |turn| (rep, kinds.get((turn + rep as usize) % many).copied()))
     })
+}
+
+/// What came of turns, in tokens a second: for each controller the median, the spread, and the median of its ratios to the
+/// first controller's turn in the same repetition.
+pub(super) fn summary(args: &BenchArgs, rates: &[f64]) -> Vec<String> {
+    let kinds = &args.controllers;
+    // By controller, as they were given: turns begin with another one each time.
+    let of = |index: usize| {
+        let reps = rates.chunks(kinds.len()).enumerate();
+        reps.map(move |(rep, rates)| rates[(index + kinds.len() - rep % kinds.len()) % kinds.len()])
+    };
+    let tell = |(index, kind): (usize, &ControllerKind)| {
+        let mut own: Vec<f64> = of(index).collect();
+        let mut ratios: Vec<f64> = of(index).zip(of(0)).map(|(own, first)| own / first).collect();
+        own.sort_by(f64::total_cmp);
+        ratios.sort_by(f64::total_cmp);
+        let median = own.len() / 2;
+        format!(
+            "{:<10} median {:.2} tokens/s ({:.2} to {:.2}), {:.3} of {}",
+            kind.name(),
+            own[median],
+            own[0],
+            own[own.len() - 1],
+            ratios[median],
+            kinds[0].name()
+        )
+    };
+    kinds.iter().enumerate().map(tell).collect()
 }
 
 /// Whether what a run took is to be known before another.
@@ -116,5 +144,21 @@ mod tests {
         assert_eq!(turns(&args).collect::<Vec<_>>(), wanted);
         assert_eq!((runs(&args), runs(&bench(&["--controllers", "lut,hindsight"]))), (4, 7));
         assert_eq!(turns(&bench(&[])).collect::<Vec<_>>(), [(0, None), (1, None), (2, None)]);
+    }
+
+    #[test]
+    fn turns_are_told_by_controller() {
+        let args = bench(&["--reps", "3", "--controllers", "one-shot,fixed"]);
+        let rate = |(rep, kind): (u32, Option<ControllerKind>)| {
+            let own = if kind == Some(ControllerKind::Fixed) { 2.0 } else { 1.0 };
+            own * f64::from(rep + 1)
+        };
+        let rates: Vec<f64> = turns(&args).map(rate).collect();
+        let wanted = [
+            "one-shot   median 2.00 tokens/s (1.00 to 3.00), 1.000 of one-shot",
+            "fixed      median 4.00 tokens/s (2.00 to 6.00), 2.000 of one-shot",
+        ];
+        assert_eq!(summary(&args, &rates), wanted);
+        assert!(summary(&bench(&[]), &[1.0; 3]).is_empty());
     }
 }
