@@ -415,7 +415,6 @@ fn wanted_neighbours_are_read_together() {
     let block = sample.bundle.weights().layers[0].ffn.block_stride();
     let few = Case { weight_cache: 0.9, prefetch: Prefetch::Off, ..CASE };
     let most_merged = [true, false].map(|canonical| {
-        // Reads and bytes for a missed block.
         let run = |read_cost_bytes| {
             let case = Case { canonical, read_cost_bytes, ..few };
             let mut engine = sample.open(&case, seeded(2), true).unwrap();
@@ -427,7 +426,7 @@ fn wanted_neighbours_are_read_together() {
             let sums = engine.layer_stats().fold((0, 0), |(reads, bytes), (s, _)| {
                 (reads + s.wanted_reads, bytes + s.wanted_bytes)
             });
-            (sums.0 as f64 / misses, sums.1 as f64 / misses)
+            (sums.0 as f64 / misses, sums.1 as f64 / misses) // a missed block's reads and bytes
         };
         let alone = run(0);
         assert_eq!(alone, (1.0, block as f64));
