@@ -28,4 +28,5 @@ pub use error::{BundleError, ErrorClass};
 pub use header::{FORMAT_VERSION, MAGIC, Section, SectionKind};
 pub use plan::plan_weights;
 pub use reader::{BlockChecksums, Bundle};
+pub use verify::BlockCheck;
 pub use writer::{BundleParts, BundleWriter};

@@ -142,12 +142,12 @@ impl Bundle {
     ) -> Result<Option<Vec<u8>>, BundleError> {
         let Some(table) = self.tables.find(layer, kind) else { return Ok(None) };
         let mut bytes = vec![0; table.extent().len as usize];
-        let read = self.source.read_at(table.offset, &mut bytes);
-        read.map_err(|kind| kind.of(self.path()))?;
         for index in 0..table.blocks() {
             let (id, extent) = table.block(index);
             let start = (extent.offset - table.offset) as usize;
-            self.verify_block(id, &bytes[start..start + extent.len as usize])?;
+            let block = self.block(id).expect("a table's block is one of the bundle");
+            let read = self.read_block(&block, &mut bytes[start..start + extent.len as usize]);
+            read.map_err(|kind| kind.of(self.path()))?;
         }
         bytes.truncate(table.len as usize);
         Ok(Some(bytes))
@@ -249,10 +249,10 @@ fn find(sections: &[Section], kind: SectionKind) -> Option<Section> {
 
 /// Reads and checks everything but the blocks.
 fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
-    let (version, sections) = read_table(&source)?;
+    let (version, sections) = twice(|| read_table(&source))?;
     let section = |kind| find(&sections, kind).expect("the table holds all required kinds");
     let optional = |kind| find(&sections, kind);
-    let gap_bytes = check_gaps(&source, &sections)?;
+    let gap_bytes = twice(|| check_gaps(&source, &sections))?;
 
     let identity: Identity = decode(&source, section(SectionKind::Identity))?;
     checked(section(SectionKind::Identity), validate::check_identity(&identity))?;
@@ -273,7 +273,7 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
         return Err(Kind::corrupt(section(SectionKind::Weights), flaw));
     }
 
-    let vectors = read_vectors(&source, section(SectionKind::Vectors), &model)?;
+    let vectors = twice(|| read_vectors(&source, section(SectionKind::Vectors), &model))?;
     let tokenizer = read_text(&source, section(SectionKind::Tokenizer))?;
     let vocabulary_section = section(SectionKind::Vocabulary);
     let vocabulary =
@@ -281,15 +281,16 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
     checked(vocabulary_section, validate::check_vocabulary(&vocabulary, &model))?;
     let chat_template =
         optional(SectionKind::ChatTemplate).map(|s| read_text(&source, s)).transpose()?;
-    let placement =
-        optional(SectionKind::Placement).map(|s| read_placement(&source, s, &model)).transpose()?;
+    let placement = optional(SectionKind::Placement)
+        .map(|section| twice(|| read_placement(&source, section, &model)))
+        .transpose()?;
     let settings =
         optional(SectionKind::Settings).map(|s| read_settings(&source, s)).transpose()?;
     let checksums_section = section(SectionKind::BlockChecksums);
     if data.checksum != checksums_section.checksum {
         return Err(Kind::corrupt(data, "its checksum is not that of the block checksums"));
     }
-    let checksums = read_checksums(&source, checksums_section, end.blocks, keep)?;
+    let checksums = twice(|| read_checksums(&source, checksums_section, end.blocks, keep))?;
     let padding_bytes = gap_bytes + end.padding_bytes + (data.extent.end() - end.offset);
 
     Ok(Bundle {
@@ -310,6 +311,11 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
         weights_end: end.offset,
         padding_bytes,
     })
+}
+
+/// Reads what fails once more: a bit may be flipped on its way from the disk, and a disk may recover by itself.
+pub(crate) fn twice<T>(mut read: impl FnMut() -> Result<T, Kind>) -> Result<T, Kind> {
+    read().or_else(|_| read())
 }
 
 fn checked<T>(section: Section, result: Result<T, Flaw>) -> Result<T, Kind> {
@@ -487,8 +493,10 @@ impl Source {
     /// A section's bytes, checked. The table's caps bound what this allocates.
     fn bytes(&self, section: Section) -> Result<Vec<u8>, Kind> {
         let mut bytes = vec![0; section.extent.len as usize];
-        self.read_at(section.extent.offset, &mut bytes)?;
-        check_sum(section, checksum::of(&bytes))?;
+        twice(|| {
+            self.read_at(section.extent.offset, &mut bytes)?;
+            check_sum(section, checksum::of(&bytes))
+        })?;
         Ok(bytes)
     }
 }

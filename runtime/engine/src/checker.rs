@@ -1,12 +1,17 @@
 //! [`Checker`]: holds what was read against the checksums of its blocks, so that a damaged block never becomes a token.
 //!
-//! Left out: single rows of an embedding that is streamed. A row is no block; where the head is tied, the pass that
-//! reads a row also walks over the tile it is in.
+//! A bit may be flipped on its way from the disk: whoever reads asks again with a second reading of what fails.
+//!
+//! A row of an embedding that is streamed is no block, so the whole tile that it is in is read to check it. Where the head
+//! is tied a first check needs none of that: the pass that makes a token walks over all tiles.
 
 use crate::error::EngineError;
-use ls_bundle::Bundle;
+use crate::stream::Stream;
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::BlockId;
+use ls_bundle::model::{MatrixExtent, WeightMap};
+use ls_bundle::{BlockCheck, Bundle};
+use ls_sync::Slot;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -32,6 +37,9 @@ pub(crate) struct Checker {
     walk: usize,
     /// The piece that was checked last; its other steps follow at once.
     last: Option<u32>,
+    /// The embedding's tiles, if rows are not checked otherwise, and a bit for each that was.
+    tiles: Option<MatrixExtent>,
+    tiles_seen: Vec<u64>,
     /// A bit for each block that was read by itself and needs no check any more; empty without such reads.
     blocks_seen: Vec<u64>,
 }
@@ -42,7 +50,15 @@ impl Checker {
         let of = |pieces: &&[Extent]| {
             (blocks_of(&bundle, pieces), vec![verify == Verify::Never; pieces.len()])
         };
+        let WeightMap { embedding, head, .. } = bundle.weights();
+        let by_tiles = match verify {
+            Verify::Never => false,
+            Verify::First => head.is_some(),
+            Verify::Always => true,
+        };
         Checker {
+            tiles: by_tiles.then_some(*embedding),
+            tiles_seen: vec![0; embedding.tiles().div_ceil(64) as usize],
             walks: walks.iter().map(of).collect(),
             walk: 0,
             bundle,
@@ -52,8 +68,28 @@ impl Checker {
         }
     }
 
-    /// Checks what stays resident, once: `bytes` start where `extent` does.
-    pub(crate) fn resident(&self, extent: Extent, bytes: &[u8]) -> Result<(), EngineError> {
+    /// Reads what stays resident and checks it, once.
+    pub(crate) fn load(
+        &self,
+        stream: &mut Stream,
+        extents: &[Extent],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Vec<(Slot, usize)>, EngineError> {
+        let loaded = stream.load(extents, progress).map_err(|error| self.naming(error))?;
+        let checked = extents.iter().zip(loaded).map(|(&extent, (slot, skip))| {
+            if self.resident(extent, &slot.bytes()[skip..]).is_ok() {
+                return Ok((slot, skip));
+            }
+            // A bit may have been flipped on its way.
+            let slot = stream.load_again(extent, slot).map_err(|error| self.naming(error))?;
+            self.resident(extent, &slot.bytes()[skip..])?;
+            Ok((slot, skip))
+        });
+        checked.collect()
+    }
+
+    /// Checks what stays resident: `bytes` start where `extent` does.
+    fn resident(&self, extent: Extent, bytes: &[u8]) -> Result<(), EngineError> {
         if self.verify == Verify::Never {
             return Ok(());
         }
@@ -74,6 +110,31 @@ impl Checker {
         self.walks[self.walk].1[index] = self.verify == Verify::First;
         self.last = Some(piece);
         Ok(())
+    }
+
+    /// The number of the embedding's tile that must be read to check a row, if one must.
+    pub(crate) fn tile_to_check(&self, row: u32) -> Option<u32> {
+        let tile = row / self.tiles?.tile_rows;
+        let seen = self.tiles_seen[tile as usize / 64] >> (tile % 64) & 1 == 1;
+        (!seen).then_some(tile)
+    }
+
+    /// Begins to check a tile of the embedding.
+    pub(crate) fn begin_tile(&self, tile: u32) -> Result<BlockCheck<'_>, EngineError> {
+        let (id, _) = self.bundle.weights().embedding.tile(tile);
+        self.bundle.check_in_pieces(id).map_err(EngineError::bundle)
+    }
+
+    /// A tile of the embedding was checked.
+    pub(crate) fn passed_tile(&mut self, tile: u32) {
+        if self.verify == Verify::First {
+            self.tiles_seen[tile as usize / 64] |= 1 << (tile % 64);
+        }
+    }
+
+    /// Names blocks in the error of a read.
+    pub(crate) fn naming(&self, error: EngineError) -> EngineError {
+        error.naming(&self.bundle)
     }
 
     /// Makes room for [`Checker::block`].

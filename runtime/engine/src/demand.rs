@@ -12,6 +12,8 @@ pub(crate) struct Demand {
     asked: Vec<u64>,
     /// A bit for each of those that no read has been started for.
     missing: Vec<u64>,
+    /// A bit for each of those that have failed their check.
+    failed: Vec<u64>,
     /// How many have a bit in `missing`.
     unread: usize,
     /// Blocks that were not there when they were asked for, and those of them that have arrived.
@@ -33,6 +35,7 @@ impl Demand {
         Demand {
             asked: vec![0; blocks.div_ceil(64)],
             missing: vec![0; blocks.div_ceil(64)],
+            failed: vec![0; blocks.div_ceil(64)],
             unread: 0,
             absent: 0,
             arrived: 0,
@@ -53,6 +56,7 @@ impl Demand {
     pub(crate) fn begin(&mut self) {
         self.asked.fill(0);
         self.missing.fill(0);
+        self.failed.fill(0);
         (self.unread, self.absent, self.arrived, self.ran) = (0, 0, 0, 0);
         self.loaded = None;
     }
@@ -100,6 +104,18 @@ impl Demand {
     pub(crate) fn found(&mut self, block: u32) {
         self.missing[block as usize / 64] &= !(1 << (block % 64));
         self.unread -= 1;
+    }
+
+    /// A block has failed its check: it has to be read once more. False if it was already.
+    pub(crate) fn try_again(&mut self, block: u32) -> bool {
+        let (word, bit) = (block as usize / 64, 1 << (block % 64));
+        let first = self.failed[word] & bit == 0;
+        if first {
+            self.failed[word] |= bit;
+            self.missing[word] |= bit;
+            self.unread += 1;
+        }
+        first
     }
 
     /// A block that was absent has arrived.
@@ -192,6 +208,21 @@ mod tests {
         assert!(!demand.opens(), "one is being read");
         demand.arrive();
         assert!(demand.opens(), "nothing is being read");
+    }
+
+    #[test]
+    fn a_block_is_tried_twice() {
+        let mut demand = Demand::new(64);
+        for _ in 0..2 {
+            demand.begin();
+            demand.ask(5);
+            demand.miss(5);
+            demand.cut([1; 4]);
+            demand.found(5);
+            assert!(demand.try_again(5) && demand.is_missing(5) && demand.due() == 0);
+            demand.found(5);
+            assert!(!demand.try_again(5) && !demand.is_missing(5) && demand.due() == 1);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 mod told;
 
 use crate::checker::{Checker, Verify};
-use crate::error::EngineError;
+use crate::error::{EngineError, EngineErrorKind};
 use crate::flow::Disk;
 use crate::memory::{MemoryPlan, ROW_BUFFERS};
 use crate::program::{self, MAX_PARTS, Program, Source, Step, Walk};
@@ -126,10 +126,9 @@ impl Engine {
         let mut stream = Stream::new(store, &lists, plan.depth, row_bytes, row_buffers)?;
         let kept: Vec<Extent> =
             program.sections.iter().map(|s| s.resident()).filter(|e| e.len > 0).collect();
-        let loaded = stream.load(&kept, progress)?;
         let mut checker = Checker::new(Arc::clone(bundle), verify, &lists);
+        let loaded = checker.load(&mut stream, &kept, progress)?;
         for (&extent, (slot, skip)) in kept.iter().zip(&loaded) {
-            checker.resident(extent, &slot.bytes()[*skip..])?;
             backend.keep(&slot.bytes()[*skip..][..extent.len as usize]);
         }
         let controller = sparse.as_ref().map_or(Fixed::DEFAULT, |s| s.columns.controller());
@@ -308,7 +307,7 @@ impl Engine {
         outputs: Outputs<'_>,
         decode: Option<&dyn Controller>,
     ) -> Result<(), EngineError> {
-        let walked = self.walk_once(tokens, outputs, decode);
+        let walked = self.walk_once(tokens, outputs, decode).map_err(|e| self.checker.naming(e));
         if walked.is_err() {
             let Engine { sparse, stream, checker, stats, timeline, .. } = self;
             if let Some((_, ffn)) = sparse {
@@ -378,7 +377,7 @@ impl Engine {
     }
 
     fn embed(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        let Engine { map, resident, backend, stream, .. } = self;
+        let Engine { map, resident, backend, stream, checker, .. } = self;
         let matrix: &MatrixExtent = &map.embedding;
         let row_bytes = matrix.row_bytes();
         let prefix = resident.last().expect("a file has an embedding").as_ref();
@@ -396,9 +395,28 @@ impl Engine {
             }
         }
         // Rows behind the resident prefix, read one by one. Those before it in this range are simply set again.
-        let rows = tokens.len() - first_streamed;
-        let extent_of = |i: usize| matrix.rows_extent(tokens[first_streamed + i], 1);
-        stream.rows(rows, &extent_of, &mut |i, bytes| embed(first_streamed + i, bytes))
+        let streamed = first_streamed..tokens.len();
+        if !streamed.clone().any(|index| checker.tile_to_check(tokens[index]).is_some()) {
+            let extent_of = |i: usize| matrix.rows_extent(tokens[first_streamed + i], 1);
+            let use_row = &mut |i, bytes: &[u8]| embed(first_streamed + i, bytes);
+            return stream.rows(streamed.len(), &extent_of, use_row);
+        }
+        for index in streamed {
+            let token = tokens[index];
+            let Some(tile) = checker.tile_to_check(token) else {
+                let use_row = &mut |_, bytes: &[u8]| embed(index, bytes);
+                stream.rows(1, &|_| matrix.rows_extent(token, 1), use_row)?;
+                continue;
+            };
+            let wanted = token - tile * matrix.tile_rows;
+            let mut read = || {
+                checked_row(stream, checker, matrix, tile, wanted, &mut |bytes| embed(index, bytes))
+            };
+            // A bit may have been flipped on its way.
+            read().or_else(|e| if e.kind() == EngineErrorKind::Corrupt { read() } else { Err(e) })?;
+            checker.passed_tile(tile);
+        }
+        Ok(())
     }
 
     /// Waits until the weights at `source` are in memory, and checks them if they are new.
@@ -407,6 +425,11 @@ impl Engine {
         let since = self.timeline.begin().filter(|_| !self.stream.has(piece));
         self.stream.wait(piece, &mut self.stats)?;
         self.timeline.end(since, Span::Wait, None, 1);
+        if self.checker.piece(piece, self.stream.bytes(piece)).is_ok() {
+            return Ok(());
+        }
+        // A bit may have been flipped on its way.
+        self.stream.read_again(piece)?;
         self.checker.piece(piece, self.stream.bytes(piece))
     }
 
@@ -468,6 +491,35 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// Reads a tile of the embedding row by row, hands the `wanted` one to `use_row`, and checks the whole.
+fn checked_row(
+    stream: &mut Stream,
+    checker: &Checker,
+    matrix: &MatrixExtent,
+    tile: u32,
+    wanted: u32,
+    use_row: &mut dyn FnMut(&[u8]),
+) -> Result<(), EngineError> {
+    let (_, extent) = matrix.tile(tile);
+    let row_bytes = matrix.row_bytes();
+    let rows = matrix.tile_rows.min(matrix.rows - tile * matrix.tile_rows);
+    // Behind the last row there may be padding.
+    let padding = extent.len - u64::from(rows) * row_bytes;
+    let part = |index: usize| {
+        let offset = extent.offset + index as u64 * row_bytes;
+        let len = if index == rows as usize { padding } else { row_bytes };
+        Extent { offset, len }
+    };
+    let mut check = checker.begin_tile(tile)?;
+    stream.rows(rows as usize + usize::from(padding > 0), &part, &mut |index, bytes| {
+        check.add(&bytes[..part(index).len as usize]);
+        if index == wanted as usize {
+            use_row(bytes);
+        }
+    })?;
+    check.finish().map_err(EngineError::bundle)
 }
 
 /// How a step is told of in a timeline.

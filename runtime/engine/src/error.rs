@@ -1,6 +1,8 @@
 //! [`EngineError`]: what can go wrong between opening a bundle and the last token.
 
 use crate::memory::BudgetTooSmall;
+use ls_bundle::Bundle;
+use ls_bundle::blocks::Block;
 use ls_bundle::ids::LayerId;
 use ls_bundle::tables::TableKind;
 
@@ -13,6 +15,8 @@ pub struct EngineError(#[from] Inner);
 enum Inner {
     #[error("{0}")]
     Io(ls_io::IoError),
+    #[error("cannot read {blocks}: {error}")]
+    Blocks { blocks: String, error: ls_io::IoError },
     #[error("{0}")]
     Memory(ls_sync::AllocateError),
     #[error(transparent)]
@@ -100,11 +104,28 @@ impl EngineError {
         Inner::Tokenizer(error.to_string()).into()
     }
 
+    /// The same, but that a failed read is told by the blocks that it was for.
+    pub(crate) fn naming(self, bundle: &Bundle) -> EngineError {
+        let Inner::Io(error) = self.0 else { return self };
+        let Some((offset, len)) = error.range() else { return Inner::Io(error).into() };
+        let end = offset + len as u64;
+        let meant = |block: &Block| block.extent.end() > offset && block.extent.offset < end;
+        let mut blocks = bundle.blocks().filter(meant);
+        let inner = match (blocks.next(), blocks.last()) {
+            (Some(first), Some(last)) => {
+                Inner::Blocks { blocks: format!("{} to {}", first.name, last.name), error }
+            }
+            (Some(only), None) => Inner::Blocks { blocks: only.name.to_string(), error },
+            _ => Inner::Io(error),
+        };
+        inner.into()
+    }
+
     /// What kind of failure this is.
     #[must_use]
     pub fn kind(&self) -> EngineErrorKind {
         match &self.0 {
-            Inner::Io(_) => EngineErrorKind::Io,
+            Inner::Io(_) | Inner::Blocks { .. } => EngineErrorKind::Io,
             Inner::Memory(_) => EngineErrorKind::Memory,
             Inner::Budget(_) => EngineErrorKind::Budget,
             Inner::ContextFull { .. }

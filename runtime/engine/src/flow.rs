@@ -6,8 +6,8 @@
 //! keep their slots between visits. A block that was read ahead keeps its slot until its layer has been asked for. Wanted
 //! blocks that lie near each other are read as one where the disk makes small reads dear ([`Merge`]).
 //!
-//! A block that fails its check, or cannot be read, is an error if it is wanted; if it was only expected it is
-//! forgotten, and read again should it be wanted.
+//! A wanted block that fails its check is read once more, as a bit may be flipped on its way. One that fails again, or that
+//! cannot be read, is an error. What was only expected is forgotten instead, and read again should it be wanted.
 
 mod group;
 
@@ -147,7 +147,8 @@ impl Flow {
             ahead_reads: 0,
             passing: plan.passing,
             visited: LayerId(0),
-            wanted: Vec::with_capacity(most),
+            // Each may be read twice.
+            wanted: Vec::with_capacity(2 * most),
             expected: Vec::with_capacity(most),
             expected_of: LayerId(0),
             segment: MAX_AHEAD_READS,
@@ -412,6 +413,7 @@ impl Flow {
             let block = loading.block().0 - self.ffn[layer.index()].first_block.0;
             let (id, extent) = self.ffn[layer.index()].block(block);
             let bytes = &memory.bytes()[disk.stream.skip(extent)..][..extent.len as usize];
+            let is_read = arrived.result.is_ok();
             let checked = match arrived.result {
                 Ok(()) => disk.checker.block(id, bytes),
                 Err(error) => Err(EngineError::io(error)),
@@ -423,7 +425,10 @@ impl Flow {
             if let Err(error) = checked {
                 self.cache.abandon(loading);
                 self.early.retain(|early| early.0 as usize != slot);
-                if asked { return Err(error) } else { continue }
+                if asked && !(is_read && self.may_try_again(block)) {
+                    return Err(error);
+                }
+                continue;
             }
             let slot = self.cache.publish(loading);
             match ahead {

@@ -184,6 +184,20 @@ impl Stream {
         Ok(loaded.into_iter().map(|slot| slot.expect("every read has arrived")).collect())
     }
 
+    /// Reads an extent that was loaded once more into its buffer.
+    pub(crate) fn load_again(&mut self, extent: Extent, into: Slot) -> Result<Slot, EngineError> {
+        let WindowedRead { offset, len, .. } = WindowedRead::around(extent, self.store.alignment());
+        let read = BlockRead { offset, len, into, tag: 0 };
+        self.store.submit(read).expect("nothing else is being read");
+        let mut loaded = None;
+        while loaded.is_none() {
+            let done = &mut |done: Completion| loaded = Some((done.read.into, done.result));
+            self.store.reap(Wait::One, done).map_err(EngineError::io)?;
+        }
+        let (slot, result) = loaded.expect("it has arrived");
+        result.map(|()| slot).map_err(EngineError::io)
+    }
+
     fn pieces(&self) -> &[WindowedRead] {
         &self.lists[self.list]
     }
@@ -280,6 +294,27 @@ impl Stream {
             self.submit();
         }
         stats.stalled += since.elapsed();
+        Ok(())
+    }
+
+    /// Reads piece `piece`, which has arrived, once more.
+    pub(crate) fn read_again(&mut self, piece: u32) -> Result<(), EngineError> {
+        let place = self.place_of(piece);
+        let WindowedRead { offset, len, .. } = self.pieces()[piece as usize];
+        let Place::Arrived(into) = std::mem::replace(&mut self.ring[place], Place::Reading) else {
+            panic!("piece {piece} has not arrived");
+        };
+        let mut read = BlockRead { offset, len, into, tag: place as u32 };
+        while let Err(full) = self.store.submit(read) {
+            read = full;
+            if let Err(error) = self.reap(Wait::One) {
+                self.ring[place] = Place::Free(read.into);
+                return Err(error);
+            }
+        }
+        while !self.has(piece) {
+            self.reap(Wait::One)?;
+        }
         Ok(())
     }
 

@@ -29,9 +29,14 @@ impl Tokenizer {
     /// Loads the bundle's tokenizer, and takes its text out of the bundle, as it is not needed again.
     pub fn load(bundle: &mut Bundle) -> Result<Tokenizer, EngineError> {
         let json = bundle.take_tokenizer();
+        Tokenizer::new(&json, bundle.model().special.clone())
+    }
+
+    /// The tokenizer that `json` describes, of a model with these special tokens.
+    pub fn new(json: &str, special: SpecialTokens) -> Result<Tokenizer, EngineError> {
         let inner =
             tokenizers::Tokenizer::from_bytes(json.as_bytes()).map_err(EngineError::tokenizer)?;
-        Ok(Tokenizer { inner, special: bundle.model().special.clone() })
+        Ok(Tokenizer { inner, special })
     }
 
     /// The tokens of a text. `start`: it begins a sequence, so BOS goes first where the model wants one.

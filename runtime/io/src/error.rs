@@ -49,6 +49,17 @@ impl IoError {
         }
     }
 
+    /// What was being read: first byte in the file and length; None if it was no read.
+    #[must_use]
+    pub fn range(&self) -> Option<(u64, usize)> {
+        match self.0 {
+            Kind::Read { offset, len, .. } | Kind::Truncated { offset, len, .. } => {
+                Some((offset, len))
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the file ended before the read did.
     #[must_use]
     pub fn is_truncated(&self) -> bool {

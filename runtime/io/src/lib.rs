@@ -33,7 +33,7 @@ mod uring;
 
 pub use error::IoError;
 pub use probe::{DiskProfile, probe};
-pub use sim::{Faults, SimOptions, SimStore};
+pub use sim::{Event, Faults, SimOptions, SimStore};
 pub use store::{
     Alignment, BlockRead, BlockStore, Completion, Counters, MAX_DEPTH, Opened, Prefer,
     StoreOptions, Wait, open, window,

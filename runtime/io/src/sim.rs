@@ -31,8 +31,29 @@ pub struct Faults {
     pub flip_per_mille: u32,
     /// The lowest bit of these bytes of the file is always read flipped.
     pub flipped_bytes: Vec<u64>,
+    /// These bits of the file are always read flipped.
+    pub flipped_bits: Vec<u64>,
     /// The file ends here although it was longer when it was opened.
     pub truncated_to: Option<u64>,
+    /// What happens to certain requests, of which the first has number 0; one thing to each.
+    pub events: Vec<(u64, Event)>,
+}
+
+/// Something that goes wrong at one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It fails with this error number; nothing is read.
+    Errno(i32),
+    /// It ends after the first aligned unit.
+    Short,
+    /// This bit of what was read is flipped on its way; the file keeps its own.
+    Flip(u64),
+    /// From now on this bit of the file is flipped.
+    FlipOnDisk(u64),
+    /// From now on the file ends here.
+    Truncate(u64),
+    /// From now on all bytes are others: another file has taken this one's place.
+    Replace,
 }
 
 /// What is simulated.
@@ -83,6 +104,8 @@ pub struct SimStore {
     /// When the shared wire is free again.
     wire_free_us: u64,
     requests: u64,
+    /// The file is another one by now.
+    replaced: bool,
     flights: Vec<Flight>,
     counters: Counters,
 }
@@ -103,6 +126,7 @@ impl SimStore {
             now_us: 0,
             wire_free_us: 0,
             requests: 0,
+            replaced: false,
             flights: Vec::with_capacity(options.depth as usize),
             counters: Counters::default(),
             options,
@@ -137,11 +161,21 @@ impl SimStore {
 
     /// Performs what is still missing of a read, faults included.
     fn request(&mut self, progress: &mut Progress) -> Result<usize, i32> {
+        let number = self.requests;
+        self.requests += 1;
+        let faults = &mut self.options.faults;
+        let event = faults.events.iter().find(|(at, _)| *at == number).map(|&(_, event)| event);
+        match event {
+            Some(Event::Errno(errno)) => return Err(errno),
+            Some(Event::FlipOnDisk(bit)) => faults.flipped_bits.push(bit),
+            Some(Event::Truncate(len)) => faults.truncated_to = Some(len),
+            Some(Event::Replace) => self.replaced = true,
+            Some(Event::Short | Event::Flip(_)) | None => {}
+        }
         let faults = &self.options.faults;
         let missing = progress.missing();
         let start = missing.offset;
         let end = start + missing.bytes.len() as u64;
-        self.requests += 1;
         let broken = self.requests <= u64::from(faults.eio_first)
             || faults.eio_ranges.iter().any(|range| range.start < end && start < range.end);
         if broken || self.random.chance(faults.eio_per_mille) {
@@ -150,7 +184,9 @@ impl SimStore {
         let file_end = faults.truncated_to.unwrap_or(u64::MAX).min(self.bytes.len() as u64);
         let mut count = file_end.saturating_sub(start).min(missing.bytes.len() as u64);
         let units = count / u64::from(self.rules.alignment.offset);
-        if units > 1 && self.random.chance(faults.short_per_mille) {
+        if units > 1 && event == Some(Event::Short) {
+            count = self.rules.alignment.offset.into();
+        } else if units > 1 && self.random.chance(faults.short_per_mille) {
             count = (1 + self.random.below(units - 1)) * u64::from(self.rules.alignment.offset);
         }
         let count = count as usize;
@@ -158,14 +194,24 @@ impl SimStore {
             let from = start as usize;
             missing.bytes[..count].copy_from_slice(&self.bytes[from..from + count]);
         }
+        if self.replaced {
+            missing.bytes[..count].iter_mut().for_each(|byte| *byte = !*byte);
+        }
+        if let Some(Event::Flip(bit)) = event
+            && count > 0
+        {
+            flip(missing.bytes, bit % (8 * count as u64));
+        }
+        let on_disk = 8 * start..8 * (start + count as u64);
+        let on_disk = faults.flipped_bits.iter().filter(|bit| on_disk.contains(bit));
+        on_disk.for_each(|bit| flip(missing.bytes, bit - 8 * start));
         for &byte in
             faults.flipped_bytes.iter().filter(|&&b| (start..start + count as u64).contains(&b))
         {
             missing.bytes[(byte - start) as usize] ^= 1;
         }
         if count > 0 && self.random.chance(faults.flip_per_mille) {
-            let bit = self.random.below(8 * count as u64);
-            missing.bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+            flip(missing.bytes, self.random.below(8 * count as u64));
         }
         Ok(count)
     }
@@ -175,6 +221,10 @@ impl SimStore {
         let first = (0..self.flights.len()).min_by_key(|&i| self.flights[i].due_us)?;
         (self.flights[first].due_us <= until_us).then(|| self.flights.swap_remove(first))
     }
+}
+
+fn flip(bytes: &mut [u8], bit: u64) {
+    bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
 }
 
 impl BlockStore for SimStore {

@@ -94,6 +94,10 @@ impl Engine {
 
     /// Streams one pass without computing, and returns the time it took: the least that any pass can take here.
     pub fn read_pass(&mut self) -> Result<Duration, EngineError> {
+        self.read_pieces().map_err(|error| self.checker.naming(error))
+    }
+
+    fn read_pieces(&mut self) -> Result<Duration, EngineError> {
         let started = Instant::now();
         self.stream.switch(DENSE_WALK);
         self.stream.expect_passes(1);

@@ -114,29 +114,42 @@ impl Flow {
             Group { blocks: Vec::new(), extent: NOTHING },
         );
         let mut failure = arrived.result.map_err(EngineError::io).err();
+        let is_read = failure.is_none();
         let start = disk.stream.skip(all);
         self.grouped -= blocks.len();
         for (block, loading) in blocks.drain(..) {
             let (id, extent) = self.ffn[self.visited.index()].block(block);
-            if failure.is_none() {
-                let from = start + (extent.offset - all.offset) as usize;
-                let bytes = &arrived.memory.bytes()[from..][..extent.len as usize];
-                failure = disk.checker.block(id, bytes).err();
-                if failure.is_none() {
-                    let memory = self.memory[loading.slot().0 as usize].as_mut();
-                    let memory = memory.expect("nothing is read into the slot itself");
-                    let skip = disk.stream.skip(extent);
-                    memory.bytes_mut()[skip..][..bytes.len()].copy_from_slice(bytes);
-                    let slot = self.cache.publish(loading);
-                    self.ready.push(Ready { block, slot });
-                    self.demand.arrive();
-                    continue;
-                }
+            let from = start + (extent.offset - all.offset) as usize;
+            let bytes = &arrived.memory.bytes()[from..][..extent.len as usize];
+            let checked = if is_read { disk.checker.block(id, bytes) } else { Ok(()) };
+            if is_read && checked.is_ok() {
+                let memory = self.memory[loading.slot().0 as usize].as_mut();
+                let memory = memory.expect("nothing is read into the slot itself");
+                let skip = disk.stream.skip(extent);
+                memory.bytes_mut()[skip..][..bytes.len()].copy_from_slice(bytes);
+                let slot = self.cache.publish(loading);
+                self.ready.push(Ready { block, slot });
+                self.demand.arrive();
+                continue;
             }
             self.cache.abandon(loading);
+            if let Err(error) = checked
+                && !self.may_try_again(block)
+            {
+                failure = failure.or(Some(error));
+            }
         }
         self.groups[index].blocks = blocks;
         self.buffers[index] = Some(arrived.memory);
         failure.map_or(Ok(()), Err)
+    }
+
+    /// After a block failed its check: asks for it once more; false if it was already.
+    pub(super) fn may_try_again(&mut self, block: u32) -> bool {
+        let again = self.demand.try_again(block);
+        if again {
+            self.wanted.push(block);
+        }
+        again
     }
 }

@@ -310,7 +310,7 @@ fn load_base(
         .map(|layer| find(layer).ok_or_else(|| EngineError::missing_table(TableKind::Base)))
         .collect::<Result<_, _>>()?;
     let places: Vec<Extent> = extents.iter().map(|table| table.extent()).collect();
-    let loaded = stream.load(&places, progress)?;
+    let loaded = checker.load(stream, &places, progress)?;
     let scores = each_table(bundle, TableKind::BaseScores, |_, bytes| {
         BaseTables::from_bytes(bytes, config.ffn_hidden, config.hidden)
             .map_err(|problem| problem.to_string())
@@ -319,7 +319,6 @@ fn load_base(
     for (((table, (tiles, skip)), layer), tables) in
         extents.iter().zip(loaded).zip(config.layer_ids()).zip(scores)
     {
-        checker.resident(table.extent(), &tiles.bytes()[skip..])?;
         let wanted = tables.tile_bytes().iter().sum::<usize>() as u64;
         if table.len != wanted || tables.codebooks[..2].contains(&None) {
             let problem = format!("{} bytes of tiles, {wanted} are wanted", table.len);
