@@ -1,11 +1,13 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo serve test test-arm64 test-cuda loom kernels check bench golden manuals setup release fmt
+.PHONY: demo serve test test-arm64 test-cuda loom asan fuzz faults deny kernels check bench golden manuals setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
 VOCABS := artifacts/vocabs/ggml-vocab-qwen2.gguf
 NVRTC  := artifacts/nvrtc
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+MINUTES := 10
+HOST   = $(shell rustc -vV | sed -n 's/host: //p')
 PROMPT := Once upon a time, in a small village by the sea, there lived
 
 demo: release $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a third of its size.
@@ -25,6 +27,20 @@ test-arm64: setup   ## The kernels' tests for 64-bit Arm, under qemu.
 
 loom: setup   ## Every interleaving of the flags' models, and of wrong ones that must fail.
 	RUSTFLAGS="--cfg loom" cargo test --quiet --locked -p ls-sync --test loom --target-dir $(TARGET)/loom
+
+fuzz: setup   ## Feed hostile bytes to everything that reads what others wrote, for MINUTES.
+	cargo run --locked -p ls-fuzz -- --minutes $(MINUTES) --findings $(TARGET)/fuzz
+
+faults: setup   ## A thousand schedules of faults of the disk over `ls-prep all`.
+	cargo test --locked -p ls-prep --test faults -- --ignored --nocapture
+
+asan: setup   ## The runtime's tests under the address sanitizer.
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" cargo test --quiet --locked --target $(HOST) \
+		--target-dir $(TARGET)/asan -p ls-sync -p ls-io -p ls-hash -p ls-cpu -p ls-bundle -p ls-cache -p ls-engine
+
+deny: setup   ## Licences, sources, bans and advisories of all dependencies (deny.toml).
+	@command -v cargo-deny > /dev/null || cargo install --locked cargo-deny
+	cargo deny --locked check
 
 test-cuda: setup   ## The CUDA backend's tests, on an NVIDIA GPU.
 	cargo test --locked -p ls-cuda --test conformance --test stages -- --ignored --test-threads 1

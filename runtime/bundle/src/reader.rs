@@ -9,6 +9,7 @@ use crate::checksum;
 use crate::codec::{self, Coded};
 use crate::error::{BundleError, Flaw, Kind};
 use crate::extent::Extent;
+use crate::files::File;
 use crate::header::{self, ENTRY_BYTES, HEADER_BYTES, Header, Section, SectionKind};
 use crate::identity::Identity;
 use crate::ids::{BlockId, LayerId};
@@ -18,7 +19,6 @@ use crate::tables::{Settings, TableKind, TableMap};
 use crate::validate::{self, WeightsEnd, vector_lens, vectors_bytes};
 use crate::vocabulary::Vocabulary;
 use std::fmt;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -292,6 +292,7 @@ fn load(source: Source, keep: BlockChecksums) -> Result<Bundle, Kind> {
     }
     let checksums = twice(|| read_checksums(&source, checksums_section, end.blocks, keep))?;
     let padding_bytes = gap_bytes + end.padding_bytes + (data.extent.end() - end.offset);
+    source.check_len()?;
 
     Ok(Bundle {
         source,
@@ -488,6 +489,15 @@ impl Source {
         self.file
             .read_exact_at(bytes, offset)
             .map_err(|error| Kind::io(format!("read {len} bytes at {offset}"), error))
+    }
+
+    /// Fails if the file has become shorter since it was opened.
+    fn check_len(&self) -> Result<(), Kind> {
+        let found_bytes = self.file.metadata().map_err(|e| Kind::io("read the length", e))?.len();
+        if found_bytes < self.len {
+            return Err(Kind::Incomplete { found_bytes, wanted_bytes: self.len });
+        }
+        Ok(())
     }
 
     /// A section's bytes, checked. The table's caps bound what this allocates.

@@ -11,6 +11,7 @@ use crate::checksum;
 use crate::codec::{self, Coded};
 use crate::error::{BundleError, Flaw, Kind};
 use crate::extent::Extent;
+use crate::files::{self, File};
 use crate::header::{self, Header, Section, SectionKind};
 use crate::identity::Identity;
 use crate::model::{ModelConfig, Vectors, WeightMap};
@@ -20,7 +21,7 @@ use crate::reader::Bundle;
 use crate::tables::{Settings, TableMap};
 use crate::validate::{self, WeightsEnd};
 use crate::vocabulary::Vocabulary;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::TryLockError;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -102,6 +103,12 @@ impl BundleWriter {
             checksums: Vec::with_capacity(blocks as usize),
             padded: Vec::new(),
         })
+    }
+
+    /// The file that is being written, under the name that it has until it is complete.
+    #[must_use]
+    pub fn temporary_path(&self) -> &Path {
+        &self.temporary.path
     }
 
     /// Where the weights will lie in the file.
@@ -296,9 +303,7 @@ impl Temporary {
         let create = |error| Kind::io(format!("create {}", path.display()), error);
         // A process that was killed may have left a file of this name, for process ids come again. The lock tells it
         // from a file that is being written; where a file system has no locks, the name alone has to do.
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(create)?;
+        let file = File::create(&path).map_err(create)?;
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             return Err(create(io::Error::new(io::ErrorKind::ResourceBusy, "it is being written")));
         }
@@ -309,7 +314,7 @@ impl Temporary {
     }
 
     fn rename(mut self, final_path: &Path) -> Result<(), Kind> {
-        std::fs::rename(&self.path, final_path).map_err(|error| Kind::io("rename", error))?;
+        files::rename(&self.path, final_path).map_err(|error| Kind::io("rename", error))?;
         self.renamed = true;
         let folder = match final_path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,

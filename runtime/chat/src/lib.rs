@@ -15,8 +15,9 @@ use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, context};
 use std::time::SystemTime;
 
-/// Steps that a template may take: one that does not end is stopped. A message costs a few dozen.
-const MAX_STEPS: u64 = 10_000_000;
+/// Steps that a template may take, and with them the memory: one that does not end, or that grows without end, is stopped.
+/// A message costs a few dozen, and one for each 64 bytes that are made of it; all together make 25 MB at most.
+const MAX_STEPS: u64 = 400_000;
 /// The only template's name.
 const NAME: &str = "chat template";
 

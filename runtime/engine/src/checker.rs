@@ -5,12 +5,13 @@
 //! A row of an embedding that is streamed is no block, so the whole tile that it is in is read to check it. Where the head
 //! is tied a first check needs none of that: the pass that makes a token walks over all tiles.
 
+use crate::bits::Bits;
 use crate::error::EngineError;
 use crate::stream::Stream;
+use ls_bundle::Bundle;
 use ls_bundle::extent::Extent;
 use ls_bundle::ids::BlockId;
 use ls_bundle::model::{MatrixExtent, WeightMap};
-use ls_bundle::{BlockCheck, Bundle};
 use ls_sync::Slot;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,9 +40,9 @@ pub(crate) struct Checker {
     last: Option<u32>,
     /// The embedding's tiles, if rows are not checked otherwise, and a bit for each that was.
     tiles: Option<MatrixExtent>,
-    tiles_seen: Vec<u64>,
+    tiles_seen: Bits,
     /// A bit for each block that was read by itself and needs no check any more; empty without such reads.
-    blocks_seen: Vec<u64>,
+    blocks_seen: Bits,
 }
 
 impl Checker {
@@ -58,13 +59,13 @@ impl Checker {
         };
         Checker {
             tiles: by_tiles.then_some(*embedding),
-            tiles_seen: vec![0; embedding.tiles().div_ceil(64) as usize],
+            tiles_seen: Bits::new(embedding.tiles()),
             walks: walks.iter().map(of).collect(),
             walk: 0,
             bundle,
             verify,
             last: None,
-            blocks_seen: Vec::new(),
+            blocks_seen: Bits::default(),
         }
     }
 
@@ -115,20 +116,42 @@ impl Checker {
     /// The number of the embedding's tile that must be read to check a row, if one must.
     pub(crate) fn tile_to_check(&self, row: u32) -> Option<u32> {
         let tile = row / self.tiles?.tile_rows;
-        let seen = self.tiles_seen[tile as usize / 64] >> (tile % 64) & 1 == 1;
-        (!seen).then_some(tile)
+        (!self.tiles_seen.has(tile)).then_some(tile)
     }
 
-    /// Begins to check a tile of the embedding.
-    pub(crate) fn begin_tile(&self, tile: u32) -> Result<BlockCheck<'_>, EngineError> {
-        let (id, _) = self.bundle.weights().embedding.tile(tile);
-        self.bundle.check_in_pieces(id).map_err(EngineError::bundle)
+    /// Reads a tile of the embedding row by row, hands the `wanted` one to `use_row`, and checks the whole.
+    pub(crate) fn row(
+        &self,
+        stream: &mut Stream,
+        tile: u32,
+        wanted: u32,
+        use_row: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), EngineError> {
+        let matrix = &self.bundle.weights().embedding;
+        let (id, extent) = matrix.tile(tile);
+        let row_bytes = matrix.row_bytes();
+        let rows = matrix.tile_rows.min(matrix.rows - tile * matrix.tile_rows);
+        // Behind the last row there may be padding.
+        let padding = extent.len - u64::from(rows) * row_bytes;
+        let part = |index: usize| {
+            let offset = extent.offset + index as u64 * row_bytes;
+            let len = if index == rows as usize { padding } else { row_bytes };
+            Extent { offset, len }
+        };
+        let mut check = self.bundle.check_in_pieces(id).map_err(EngineError::bundle)?;
+        stream.rows(rows as usize + usize::from(padding > 0), &part, &mut |index, bytes| {
+            check.add(&bytes[..part(index).len as usize]);
+            if index == wanted as usize {
+                use_row(bytes);
+            }
+        })?;
+        check.finish().map_err(EngineError::bundle)
     }
 
     /// A tile of the embedding was checked.
     pub(crate) fn passed_tile(&mut self, tile: u32) {
         if self.verify == Verify::First {
-            self.tiles_seen[tile as usize / 64] |= 1 << (tile % 64);
+            self.tiles_seen.set(tile);
         }
     }
 
@@ -139,18 +162,17 @@ impl Checker {
 
     /// Makes room for [`Checker::block`].
     pub(crate) fn expect_blocks(&mut self) {
-        self.blocks_seen = vec![0; self.bundle.block_count().div_ceil(64) as usize];
+        self.blocks_seen = Bits::new(self.bundle.block_count());
     }
 
     /// Checks a block that was read by itself, if it is its turn.
     pub(crate) fn block(&mut self, id: BlockId, bytes: &[u8]) -> Result<(), EngineError> {
-        let (word, bit) = (id.index() / 64, 1 << (id.index() % 64));
-        if self.verify == Verify::Never || self.blocks_seen[word] & bit != 0 {
+        if self.verify == Verify::Never || self.blocks_seen.has(id.0) {
             return Ok(());
         }
         self.bundle.verify_block(id, bytes).map_err(EngineError::bundle)?;
         if self.verify == Verify::First {
-            self.blocks_seen[word] |= bit;
+            self.blocks_seen.set(id.0);
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 //!
 //! Blocks that arrive may be used at the points of the plan's I/O side: when a segment of what was missing is complete.
 
+use crate::bits::Bits;
 use ls_control::{CoordinationPlan, Frequencies, Segments};
 use std::time::Instant;
 
@@ -9,11 +10,11 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Demand {
     /// A bit for each block that was asked for.
-    asked: Vec<u64>,
+    asked: Bits,
     /// A bit for each of those that no read has been started for.
-    missing: Vec<u64>,
+    missing: Bits,
     /// A bit for each of those that have failed their check.
-    failed: Vec<u64>,
+    failed: Bits,
     /// How many have a bit in `missing`.
     unread: usize,
     /// Blocks that were not there when they were asked for, and those of them that have arrived.
@@ -31,11 +32,11 @@ pub(crate) struct Demand {
 
 impl Demand {
     /// For layers of so many blocks at most.
-    pub(crate) fn new(blocks: usize) -> Demand {
+    pub(crate) fn new(blocks: u32) -> Demand {
         Demand {
-            asked: vec![0; blocks.div_ceil(64)],
-            missing: vec![0; blocks.div_ceil(64)],
-            failed: vec![0; blocks.div_ceil(64)],
+            asked: Bits::new(blocks),
+            missing: Bits::new(blocks),
+            failed: Bits::new(blocks),
             unread: 0,
             absent: 0,
             arrived: 0,
@@ -54,16 +55,16 @@ impl Demand {
 
     /// A visit begins.
     pub(crate) fn begin(&mut self) {
-        self.asked.fill(0);
-        self.missing.fill(0);
-        self.failed.fill(0);
+        for bits in [&mut self.asked, &mut self.missing, &mut self.failed] {
+            bits.clear();
+        }
         (self.unread, self.absent, self.arrived, self.ran) = (0, 0, 0, 0);
         self.loaded = None;
     }
 
     /// A block is asked for.
     pub(crate) fn ask(&mut self, block: u32) {
-        self.asked[block as usize / 64] |= 1 << (block % 64);
+        self.asked.set(block);
     }
 
     /// It is on its way.
@@ -73,7 +74,7 @@ impl Demand {
 
     /// It has to be read.
     pub(crate) fn miss(&mut self, block: u32) {
-        self.missing[block as usize / 64] |= 1 << (block % 64);
+        self.missing.set(block);
         self.absent += 1;
         self.unread += 1;
     }
@@ -92,27 +93,25 @@ impl Demand {
 
     /// Whether a block was asked for.
     pub(crate) fn has_asked(&self, block: u32) -> bool {
-        self.asked[block as usize / 64] >> (block % 64) & 1 == 1
+        self.asked.has(block)
     }
 
     /// Whether a block has been asked for and no read of it been started.
     pub(crate) fn is_missing(&self, block: u32) -> bool {
-        self.missing[block as usize / 64] >> (block % 64) & 1 == 1
+        self.missing.has(block)
     }
 
     /// A missing block is being read.
     pub(crate) fn found(&mut self, block: u32) {
-        self.missing[block as usize / 64] &= !(1 << (block % 64));
+        self.missing.unset(block);
         self.unread -= 1;
     }
 
     /// A block has failed its check: it has to be read once more. False if it was already.
     pub(crate) fn try_again(&mut self, block: u32) -> bool {
-        let (word, bit) = (block as usize / 64, 1 << (block % 64));
-        let first = self.failed[word] & bit == 0;
+        let first = self.failed.set(block);
         if first {
-            self.failed[word] |= bit;
-            self.missing[word] |= bit;
+            self.missing.set(block);
             self.unread += 1;
         }
         first

@@ -409,11 +409,10 @@ impl Engine {
                 continue;
             };
             let wanted = token - tile * matrix.tile_rows;
-            let mut read = || {
-                checked_row(stream, checker, matrix, tile, wanted, &mut |bytes| embed(index, bytes))
-            };
+            let mut read = || checker.row(stream, tile, wanted, &mut |bytes| embed(index, bytes));
             // A bit may have been flipped on its way.
-            read().or_else(|e| if e.kind() == EngineErrorKind::Corrupt { read() } else { Err(e) })?;
+            read()
+                .or_else(|e| if e.kind() == EngineErrorKind::Corrupt { read() } else { Err(e) })?;
             checker.passed_tile(tile);
         }
         Ok(())
@@ -491,35 +490,6 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// Reads a tile of the embedding row by row, hands the `wanted` one to `use_row`, and checks the whole.
-fn checked_row(
-    stream: &mut Stream,
-    checker: &Checker,
-    matrix: &MatrixExtent,
-    tile: u32,
-    wanted: u32,
-    use_row: &mut dyn FnMut(&[u8]),
-) -> Result<(), EngineError> {
-    let (_, extent) = matrix.tile(tile);
-    let row_bytes = matrix.row_bytes();
-    let rows = matrix.tile_rows.min(matrix.rows - tile * matrix.tile_rows);
-    // Behind the last row there may be padding.
-    let padding = extent.len - u64::from(rows) * row_bytes;
-    let part = |index: usize| {
-        let offset = extent.offset + index as u64 * row_bytes;
-        let len = if index == rows as usize { padding } else { row_bytes };
-        Extent { offset, len }
-    };
-    let mut check = checker.begin_tile(tile)?;
-    stream.rows(rows as usize + usize::from(padding > 0), &part, &mut |index, bytes| {
-        check.add(&bytes[..part(index).len as usize]);
-        if index == wanted as usize {
-            use_row(bytes);
-        }
-    })?;
-    check.finish().map_err(EngineError::bundle)
 }
 
 /// How a step is told of in a timeline.

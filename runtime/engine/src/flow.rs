@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::memory::{MemoryPlan, Merge};
 use crate::program::blocks_of;
 use crate::stats::{LayerStats, Stats};
-use crate::stream::Stream;
+use crate::stream::{Stream, split};
 use crate::system::{Admit, Columns, ComputeOrder, Share};
 use crate::timeline::{Span, Timeline};
 use group::Group;
@@ -132,7 +132,7 @@ impl Flow {
             ComputeOrder::Loaded => plan.passing as usize / 4,
         };
         Ok(Flow {
-            demand: Demand::new(most),
+            demand: Demand::new(most as u32),
             cramped: false,
             merge: plan.merge,
             groups: buffers.iter().map(|_| Group::empty()).collect(),
@@ -484,14 +484,3 @@ impl Flow {
     }
 }
 
-/// So many pieces of memory of `bytes` each.
-fn split(bytes: u64, count: u32) -> Result<Vec<Option<Slot>>, EngineError> {
-    let bytes = bytes as usize;
-    let mut room = Slot::allocate(bytes * count as usize).map_err(EngineError::memory)?;
-    room.prefer_huge_pages();
-    let mut piece = || {
-        let rest = room.split_off(bytes);
-        Some(std::mem::replace(&mut room, rest))
-    };
-    Ok((0..count).map(|_| piece()).collect())
-}

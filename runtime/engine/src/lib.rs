@@ -4,6 +4,7 @@
 //! how the rest comes by in time; [`sparse`] for what runs of an FFN if not all of it, [`system`] for who decides.
 #![forbid(unsafe_code)]
 
+mod bits;
 mod checker;
 mod demand;
 pub mod engine;

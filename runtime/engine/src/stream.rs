@@ -60,6 +60,17 @@ fn allocate(len: usize) -> Result<Slot, EngineError> {
     Ok(slot)
 }
 
+/// So many pieces of memory of `bytes` each.
+pub(crate) fn split(bytes: u64, count: u32) -> Result<Vec<Option<Slot>>, EngineError> {
+    let bytes = bytes as usize;
+    let mut room = allocate(bytes * count as usize)?;
+    let mut piece = || {
+        let rest = room.split_off(bytes);
+        Some(std::mem::replace(&mut room, rest))
+    };
+    Ok((0..count).map(|_| piece()).collect())
+}
+
 /// A block that was read: its number for the caller, and the memory it was read into.
 #[derive(Debug)]
 pub(crate) struct Arrived {

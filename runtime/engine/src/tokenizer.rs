@@ -8,6 +8,8 @@ use ls_bundle::Bundle;
 use ls_bundle::ids::TokenId;
 use ls_bundle::model::SpecialTokens;
 use ls_bundle::vocabulary::{TokenKind, Vocabulary};
+use serde::Deserialize;
+use serde_json::Value;
 
 /// What loading the tokenizer takes at its peak, as a multiple of its JSON's size: about 22 for SmolLM2's 49 thousand
 /// entries, the only vocabulary it was measured on.
@@ -34,6 +36,7 @@ impl Tokenizer {
 
     /// The tokenizer that `json` describes, of a model with these special tokens.
     pub fn new(json: &str, special: SpecialTokens) -> Result<Tokenizer, EngineError> {
+        Outline::of(json)?;
         let inner =
             tokenizers::Tokenizer::from_bytes(json.as_bytes()).map_err(EngineError::tokenizer)?;
         Ok(Tokenizer { inner, special })
@@ -50,6 +53,39 @@ impl Tokenizer {
         let skip = usize::from(bos.is_some() && text_ids.first() == bos.as_ref());
         ids.extend(&text_ids[skip..]);
         Ok(ids)
+    }
+}
+
+/// What is looked at before the `tokenizers` crate sees a document: that it is JSON, and that it has none of the parts
+/// that no bundle needs and whose contents are trusted there. Found by fuzzing: both can end the process.
+#[derive(Deserialize)]
+struct Outline {
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    /// Only that all of its texts can be read.
+    #[serde(default)]
+    decoder: Value,
+}
+
+impl Outline {
+    fn of(json: &str) -> Result<(), EngineError> {
+        let Outline { normalizer, post_processor, decoder } =
+            serde_json::from_str(json).map_err(EngineError::tokenizer)?;
+        drop(decoder);
+        let members = normalizer["normalizers"].as_array().map_or(&[][..], |members| members);
+        let of_type = |part: &Value, name| part["type"] == name;
+        // Without a type a normalizer is guessed at.
+        if members.iter().chain([&normalizer]).any(|part| {
+            of_type(part, "Precompiled") || (part.is_object() && part["type"].is_null())
+        }) {
+            return Err(EngineError::tokenizer("its normalizer is precompiled or has no type"));
+        }
+        if !post_processor.is_null() {
+            return Err(EngineError::tokenizer("it has a post-processor"));
+        }
+        Ok(())
     }
 }
 
@@ -98,6 +134,31 @@ impl TextDecoder {
         if !self.pending.is_empty() {
             self.pending.clear();
             text.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod hostile {
+    use super::*;
+
+    /// Found by fuzzing: each of these ended the process.
+    #[test]
+    fn documents_that_the_tokenizers_crate_trusts_are_refused() {
+        let outline = |json: &str| Outline::of(json).map_err(|error| error.to_string());
+        outline(r#"{"version": "1.0", "post_processor": null, "model": {"type": "BPE"}}"#).unwrap();
+        for (json, word) in [
+            (r#"{"decoder": {"type": "ByteLevel", "#, "EOF"),
+            (r#"{"decoder": {"type": "\ud800"}}"#, "escape"),
+            (
+                r#"{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "x"}}"#,
+                "precompiled",
+            ),
+            (r#"{"normalizer": {"type": "Sequence", "normalizers": [{"lower": 1}]}}"#, "no type"),
+            (r#"{"post_processor": {"type": "TemplateProcessing"}}"#, "post-processor"),
+        ] {
+            let error = outline(json).unwrap_err();
+            assert!(error.contains(word), "{json}: {error}");
         }
     }
 }

@@ -1,6 +1,9 @@
 //! SmolLM2-135M-Instruct, against figures that llama.cpp gave for the same half-precision weights. Ignored unless the
 //! bundle is there: `make test` fetches and prepares it, in `artifacts/smollm2`.
 
+mod cgroup;
+
+use cgroup::Cgroup;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -111,30 +114,6 @@ fn a_prompt_costs_one_walk_over_what_is_streamed() {
     );
     assert!(said["prompt_tokens"].as_u64().unwrap() > 450 && planned > 5e7, "{said}");
     assert!(read >= planned && read <= 1.05 * planned, "{read} read, {planned} streamed a pass");
-}
-
-/// A memory cgroup of our own, where this process may make one (cgroup v1 or v2, as root).
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn make(limit_bytes: u64) -> std::io::Result<Cgroup> {
-        let name = format!("ls-run-test-{}-{limit_bytes}", std::process::id());
-        let (folder, limit) = if Path::new("/sys/fs/cgroup/memory").is_dir() {
-            (Path::new("/sys/fs/cgroup/memory").join(name), "memory.limit_in_bytes")
-        } else {
-            (Path::new("/sys/fs/cgroup").join(name), "memory.max")
-        };
-        std::fs::create_dir(&folder)?;
-        let group = Cgroup(folder);
-        std::fs::write(group.0.join(limit), limit_bytes.to_string())?;
-        Ok(group)
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
 }
 
 #[test]

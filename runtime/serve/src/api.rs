@@ -8,12 +8,45 @@ use axum::http::StatusCode;
 use ls_chat::Message;
 use ls_engine::sampler::SamplerOptions;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Stop strings of a request.
 const MAX_STOP: usize = 4;
 /// Bytes of one.
 const MAX_STOP_BYTES: usize = 256;
+
+/// What a body asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// The next turn of a conversation.
+    Chat,
+    /// A text's continuation.
+    Completion,
+}
+
+/// Checks a body as the server does before anything is computed; the error is what a client would be told.
+///
+/// # Errors
+/// If it is no request, or asks for what cannot be done.
+pub fn check(question: Question, body: &[u8]) -> Result<(), String> {
+    let told = |error: ApiError| error.json().to_string();
+    let options = match question {
+        Question::Chat => {
+            let mut request: ChatRequest = read(body).map_err(told)?;
+            let options = std::mem::take(&mut request.options);
+            request.messages().map_err(told)?;
+            options
+        }
+        Question::Completion => read::<TextRequest>(body).map_err(told)?.options,
+    };
+    options.check("model", 0).map(drop).map_err(told)
+}
+
+/// A body as the request that it should be.
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| ApiError::invalid(error.to_string()))
+}
 
 /// `POST /v1/chat/completions`.
 #[derive(Debug, Deserialize)]

@@ -1,6 +1,6 @@
 //! What can be asked for, and the way from a request to the decoder.
 
-use crate::api::{ChatRequest, Checked, Options, Prompt, TextRequest};
+use crate::api::{self, ChatRequest, Checked, Options, Prompt, TextRequest};
 use crate::decoder::{Ask, Decoder};
 use crate::error::ApiError;
 use crate::guard;
@@ -216,7 +216,7 @@ impl App {
                 return Err(ApiError::refused(StatusCode::REQUEST_TIMEOUT, text));
             }
         };
-        serde_json::from_slice(&bytes).map_err(|error| ApiError::invalid(error.to_string()))
+        api::read(&bytes)
     }
 
     fn check(&self, options: Options) -> Result<Checked, ApiError> {

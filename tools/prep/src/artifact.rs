@@ -252,8 +252,16 @@ impl Artifact {
     /// Opens a file and checks its header, its length and its record heads.
     pub fn open(path: &Path) -> Result<Artifact> {
         let file = SourceFile::open(path)?;
-        let header = Header::read(&file)?;
-        let place = path.display();
+        // A bit may be flipped on its way: what seems damaged is read once more.
+        Artifact::read_frame(&file)
+            .or_else(|_| Artifact::read_frame(&file))
+            .map(|(header, heads)| Artifact { description: header.description, heads, file })
+    }
+
+    /// The header and the heads of all records.
+    fn read_frame(file: &SourceFile) -> Result<(Header, Vec<Head>)> {
+        let header = Header::read(file)?;
+        let place = file.path.display();
         if !header.complete {
             return Err(PrepError::incomplete(&place, "the stage that writes it has not finished"));
         }
@@ -274,7 +282,7 @@ impl Artifact {
         let mut offset = header.start;
         while offset < end {
             let last = heads.last().map(|head| head.id);
-            let head = Head::read(&file, offset, end, last)?
+            let head = Head::read(file, offset, end, last)?
                 .map_err(|problem| PrepError::corrupt(&place, problem))?;
             offset = head.offset + head.len;
             heads.push(head);
@@ -282,7 +290,7 @@ impl Artifact {
         if heads.len() as u64 != header.records || hash_heads(&heads) != header.heads_hash {
             return Err(PrepError::corrupt(&place, "the record heads do not match their checksum"));
         }
-        Ok(Artifact { file, description: header.description, heads })
+        Ok((header, heads))
     }
 
     /// What it is.
@@ -355,10 +363,14 @@ impl Artifact {
     }
 }
 
-/// The content behind `head`, which lies inside the file.
+/// The content behind `head`, which lies inside the file. A bit may be flipped on its way from the disk, so a content that
+/// does not match its checksum is read once more.
 pub(crate) fn read_content(file: &SourceFile, head: &Head) -> Result<Vec<u8>> {
     let mut content = vec![0; usize::try_from(head.len).expect("a record fits in memory")];
     file.read_at(head.offset, &mut content)?;
+    if head.hash_with(&content) != head.hash {
+        file.read_at(head.offset, &mut content)?;
+    }
     if head.hash_with(&content) != head.hash {
         let RecordId { unit, part } = head.id;
         let problem = format!("record {unit}.{part} does not match its checksum");

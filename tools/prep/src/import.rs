@@ -14,8 +14,6 @@ use ls_bundle::identity::Identity;
 use ls_bundle::limits::MAX_NAME_BYTES;
 use ls_bundle::model::{DType, WeightTypes};
 use serde::Serialize;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// What to import, and how.
@@ -168,22 +166,10 @@ pub fn hash(files: &[PathBuf], progress: &mut dyn Progress) -> Result<String> {
         total_bytes += std::fs::metadata(path).map_err(|source| PrepError::io(path, source))?.len();
     }
     progress.begin(Phase::Hash, total_bytes);
-    let mut buffer = vec![0; 1 << 20];
     let mut hashes = Vec::new();
     for path in files {
-        let io = |source| PrepError::io(path, source);
-        let mut file = File::open(path).map_err(io)?;
-        let mut hasher = blake3::Hasher::new();
-        loop {
-            match file.read(&mut buffer).map_err(io)? {
-                0 => break,
-                count => {
-                    hasher.update(&buffer[..count]);
-                    progress.advance(count as u64);
-                }
-            }
-        }
-        hashes.push((path.file_name().unwrap_or_default(), hasher.finalize().to_hex()));
+        let hash = SourceFile::open(path)?.hash(&mut |bytes| progress.advance(bytes))?;
+        hashes.push((path.file_name().unwrap_or_default(), hash.to_hex()));
     }
     if let [(_, hash)] = &hashes[..] {
         return Ok(hash.to_string());

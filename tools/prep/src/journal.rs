@@ -10,7 +10,8 @@ use crate::artifact::{
 };
 use crate::error::{PrepError, Result};
 use crate::model::weights::SourceFile;
-use std::fs::{File, OpenOptions, TryLockError};
+use ls_bundle::files::{self, File};
+use std::fs::TryLockError;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -35,13 +36,7 @@ impl Journal {
         if let Some(folder) = part.parent() {
             std::fs::create_dir_all(folder).map_err(|source| PrepError::io(folder, source))?;
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&part)
-            .map_err(io)?;
+        let file = File::create(&part).map_err(io)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -159,7 +154,7 @@ impl Journal {
         let io = |source| PrepError::io(&self.part, source);
         self.file.write_all_at(&self.header.to_bytes(), 0).map_err(io)?;
         self.file.sync_all().map_err(io)?;
-        std::fs::rename(&self.part, &self.target).map_err(io)?;
+        files::rename(&self.part, &self.target).map_err(io)?;
         if let Some(folder) = self.target.parent() {
             let synced = File::open(folder).and_then(|folder| folder.sync_all());
             synced.map_err(|source| PrepError::io(folder, source))?;

@@ -20,6 +20,7 @@ use ls_bundle::model::{FfnExtent, MatrixExtent, WeightMap, WeightTypes};
 use ls_bundle::placement::Placement;
 use ls_bundle::tables::{Settings, TABLE_BLOCK_BYTES, TableKind, TableMap};
 use ls_bundle::{BundleParts, BundleWriter, plan_weights};
+use ls_io::interrupt::Doomed;
 use std::fmt;
 use std::path::Path;
 
@@ -92,6 +93,8 @@ pub fn write(
         weights: map,
     };
     let mut writer = BundleWriter::create(out, parts)?;
+    let temporary = writer.temporary_path();
+    let doomed = Doomed::new(temporary).map_err(|source| PrepError::io(temporary, source))?;
     let map = writer.weights().clone();
     let first = map.layers.first().map_or(0, |layer| layer.q_proj.offset);
     let table_bytes: u64 = lens.iter().map(|&(_, _, len)| len).sum();
@@ -126,6 +129,7 @@ pub fn write(
         }
     }
     writer.finish()?;
+    drop(doomed);
     packed.bundle_bytes =
         std::fs::metadata(out).map_err(|source| PrepError::io(out, source))?.len();
     Ok(packed)

@@ -37,6 +37,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("ls-serve", &["ls-bundle", "ls-cache", "ls-chat", "ls-engine", "ls-io", "ls-run"]),
     (
+        "ls-fuzz",
+        &[
+            "ls-bundle",
+            "ls-cache",
+            "ls-chat",
+            "ls-control",
+            "ls-cpu",
+            "ls-engine",
+            "ls-hash",
+            "ls-io",
+            "ls-prep",
+            "ls-serve",
+        ],
+    ),
+    (
         "ls-prep",
         &[
             "ls-bundle",
@@ -63,8 +78,8 @@ const NOT_ON_DEVICE: &[&str] = &[
     "tokio",
 ];
 
-/// Crates that may hold unsafe code; all others forbid it.
-const MAY_BE_UNSAFE: &[&str] = &["ls-sync", "ls-io", "ls-cpu", "ls-cuda", "ls-hash"];
+/// Crates that may hold unsafe code; all others forbid it. That of ls-fuzz is the allocator that counts for it.
+const MAY_BE_UNSAFE: &[&str] = &["ls-sync", "ls-io", "ls-cpu", "ls-cuda", "ls-hash", "ls-fuzz"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -191,6 +206,63 @@ fn unsafe_code_is_where_it_is_expected() {
         }
     }
     report("crates outside MAY_BE_UNSAFE start with #![forbid(unsafe_code)]", &broken);
+}
+
+/// The licences that `deny.toml` allows.
+fn allowed_licences() -> Vec<String> {
+    let text = std::fs::read_to_string(root().join("deny.toml")).expect("it is there");
+    let list = text.split("[licenses]").nth(1).and_then(|rest| rest.split(']').next());
+    let list = list.expect("a list of licences").split('"').skip(1).step_by(2);
+    list.map(str::to_owned).collect()
+}
+
+/// Whether an expression is met by what is allowed: one of several by OR, all by AND.
+fn is_allowed(licence: &str, allowed: &[String]) -> bool {
+    let licence = licence.replace(['(', ')'], "").replace('/', " OR ");
+    let part = |part: &str| part.split(" OR ").any(|name| allowed.iter().any(|a| a == name.trim()));
+    licence.split(" AND ").all(part)
+}
+
+#[test]
+fn what_others_wrote_may_be_used_and_comes_from_the_registry() {
+    let metadata = metadata();
+    let allowed = allowed_licences();
+    let mut broken = Vec::new();
+    for package in metadata["packages"].as_array().expect("packages are listed") {
+        let name = package["name"].as_str().expect("a name");
+        let licence = package["license"].as_str().unwrap_or("none");
+        if !is_allowed(licence, &allowed) {
+            broken.push(format!("{name}: {licence}"));
+        }
+        let source = package["source"].as_str();
+        let registry = "registry+https://github.com/rust-lang/crates.io-index";
+        if source.is_some_and(|source| source != registry) {
+            broken.push(format!("{name} comes from {source:?}"));
+        }
+    }
+    report("licences and sources are those that deny.toml allows", &broken);
+    assert!(!is_allowed("GPL-3.0", &allowed) && !is_allowed("MIT AND GPL-3.0", &allowed));
+}
+
+#[test]
+fn the_codec_that_nobody_maintains_is_in_one_place() {
+    let mut broken = Vec::new();
+    for (name, used) in dependencies(&metadata()) {
+        if used.contains("bincode") && name != "ls-bundle" {
+            broken.push(name);
+        }
+    }
+    for (path, text) in rust_files() {
+        let of_bundle =
+            path.ends_with("runtime/bundle/src/codec.rs") || path.ends_with("tests/forge/mod.rs");
+        if text.contains("bincode::") && !of_bundle && !path.ends_with("tidy/tests/tidy.rs") {
+            broken.push(path.display().to_string());
+        }
+    }
+    report(
+        "bincode has no maintainer: only the bundle's codec, and what forges bundles, may use it",
+        &broken,
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@ use ls_bundle::ids::ByteCount;
 use ls_prep::chain::Chain;
 use ls_prep::error::Result;
 use ls_prep::model::forward::operations_per_second;
+use ls_prep::model::weights::SourceFile;
 use ls_prep::stage::Stage;
 use ls_prep::stages::activations::Activations;
 use ls_prep::stages::base::Base;
@@ -136,7 +137,9 @@ impl Made {
         let tokens = if args.eval.is_empty() {
             chain.prompts()?.held_out(recipe.guard.eval_tokens)?
         } else {
-            first_windows(source, &args.eval, window, recipe.guard.eval_tokens)?
+            let texts = args.eval.iter().map(|path| SourceFile::open(path));
+            let texts = texts.collect::<Result<Vec<_>>>()?;
+            first_windows(source, &texts, window, recipe.guard.eval_tokens)?
         };
         Ok(GuardStage::new(source, &self.bases, &self.placements, tokens, window, recipe))
     }

@@ -14,8 +14,8 @@
 
 use crate::error::{PrepError, Result};
 use crate::model::weights::{Encoding, SourceFile, StoredTensor};
+use ls_bundle::files::File;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 

@@ -53,6 +53,7 @@ impl Loaded {
     /// of the embedding table.
     fn new(mut document: Value, vocab_size: u32, place: &str) -> Result<Loaded> {
         refuse_foreign(&document, place)?;
+        check_post_processor(&document["post_processor"], place)?;
         let rule = PieceRule::of_decoder(&document["decoder"])
             .ok_or_else(|| PrepError::unsupported(format!("tokenizer decoder ({place})")))?;
         for part in ["truncation", "padding"] {
@@ -163,6 +164,23 @@ fn refuse_foreign(document: &Value, place: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Fails if a template, by that name or without one, puts a token before or behind a text that it does not describe: the
+/// `tokenizers` crate takes its word for it.
+fn check_post_processor(part: &Value, place: &str) -> Result<()> {
+    if let Some(members) = part["processors"].as_array() {
+        return members.iter().try_for_each(|member| check_post_processor(member, place));
+    }
+    let pieces = ["single", "pair"].into_iter().filter_map(|form| part[form].as_array());
+    let mut named = pieces.flatten().filter_map(|piece| piece["SpecialToken"]["id"].as_str());
+    match named.find(|token| part["special_tokens"].get(*token).is_none()) {
+        None => Ok(()),
+        Some(token) => {
+            let problem = format!("the post-processor adds {token:?}, which it does not describe");
+            Err(PrepError::corrupt(place, problem))
+        }
+    }
 }
 
 /// The members of a component that may be a sequence, at one level: none of the known tokenizers nests them.

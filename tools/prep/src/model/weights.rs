@@ -12,9 +12,9 @@ use candle_core::Device;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use ls_bundle::files::File;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,9 @@ use std::path::{Path, PathBuf};
 const STRIP_VALUES: u32 = 1 << 20;
 /// Every encoding's block divides this.
 const UNIT: u32 = 256;
+
+/// Bytes that are read at once to hash a file.
+const HASHED_AT_ONCE: usize = 1 << 20;
 
 /// A regular file that weights are read from.
 #[derive(Debug)]
@@ -46,20 +49,40 @@ impl SourceFile {
         Ok(SourceFile { path: path.to_owned(), len: metadata.len(), file })
     }
 
+    /// BLAKE3 of the whole file, as long as it was when it was opened. `progress` hears of bytes.
+    pub fn hash(&self, progress: &mut dyn FnMut(u64)) -> Result<blake3::Hash> {
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; HASHED_AT_ONCE];
+        for start in (0..self.len).step_by(HASHED_AT_ONCE) {
+            let bytes = &mut buffer[..(self.len - start).min(HASHED_AT_ONCE as u64) as usize];
+            self.read_at(start, bytes)?;
+            hasher.update(bytes);
+            progress(bytes.len() as u64);
+        }
+        Ok(hasher.finalize())
+    }
+
     /// A handle to read the file from its start; it shares its position with this one, which reads by range only.
     pub fn reader(&self) -> Result<File> {
         self.file.try_clone().map_err(|source| PrepError::io(&self.path, source))
     }
 
-    /// Fills `into` from `offset`.
+    /// Fills `into` from `offset`; what fails is tried once more, as a disk may recover by itself.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.file.read_exact_at(into, offset).map_err(|source| match source.kind() {
-            ErrorKind::UnexpectedEof => {
+        let mut read = || self.file.read_exact_at(into, offset);
+        let done = read().or_else(|e| if is_end(&e) { Err(e) } else { read() });
+        done.map_err(|source| {
+            if is_end(&source) {
                 PrepError::incomplete(self.path.display(), "the file has become shorter")
+            } else {
+                PrepError::io(&self.path, source)
             }
-            _ => PrepError::io(&self.path, source),
         })
     }
+}
+
+fn is_end(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::UnexpectedEof
 }
 
 /// How a tensor's numbers are stored on disk.

@@ -8,7 +8,6 @@
 
 use crate::artifact::{Artifact, Input, RecordId};
 use crate::error::{PrepError, Result};
-use crate::import::hash;
 use crate::journal::Journal;
 use crate::key::Key;
 use crate::model::Model;
@@ -56,9 +55,10 @@ impl<'a> Prompts<'a> {
             let problem = "no calibration text: name files with --calibration";
             return Err(PrepError::usage(problem));
         }
-        let key = |path: &PathBuf| Key::parse(&hash(std::slice::from_ref(path), &mut ())?);
-        let keys = texts.iter().map(key).collect::<Result<Vec<_>>>()?;
         let texts = texts.iter().map(|path| SourceFile::open(path)).collect::<Result<Vec<_>>>()?;
+        // Of the open files: one that has its name later may be another.
+        let key = |text: &SourceFile| Key::parse(&text.hash(&mut |_| ())?.to_hex());
+        let keys = texts.iter().map(key).collect::<Result<Vec<_>>>()?;
         let (tokens, window) = (recipe.calibration.tokens, recipe.calibration.window);
         let window = window.min(source.model.config.context_length);
         let params = Params { tokens, window, seed: recipe.stage_seed(Self::NAME) };

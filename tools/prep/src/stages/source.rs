@@ -10,6 +10,7 @@ use crate::key::Key;
 use crate::model::Model;
 use crate::progress::Progress;
 use crate::stage::Store;
+use ls_bundle::files;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -17,6 +18,8 @@ use std::time::UNIX_EPOCH;
 /// Number and name of the stage.
 pub const NAME: &str = "10-import";
 const SCHEMA: u32 = 1;
+/// Bytes of what is remembered, at most: two hashes.
+const MAX_MEMORY_BYTES: u64 = 4096;
 
 /// A model and its name in the chain.
 #[derive(Debug)]
@@ -68,7 +71,7 @@ fn remembered_hash(files: &[PathBuf], folder: &Path, progress: &mut dyn Progress
     }
     let files_key = Key::of(listed.as_bytes());
     let memory = folder.join("source.json");
-    if let Ok(text) = std::fs::read(&memory)
+    if let Ok(Some(text)) = files::read(&memory, MAX_MEMORY_BYTES)
         && let Ok(found) = serde_json::from_slice::<Remembered>(&text)
         && found.files == files_key
     {
@@ -78,8 +81,7 @@ fn remembered_hash(files: &[PathBuf], folder: &Path, progress: &mut dyn Progress
     let io = |source| PrepError::io(&memory, source);
     std::fs::create_dir_all(folder).map_err(io)?;
     let text = serde_json::to_vec(&Remembered { files: files_key, hash }).expect("plain data");
-    let new = folder.join(format!("source.json.{}", std::process::id()));
-    std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &memory)).map_err(io)?;
+    files::replace(&memory, &text).map_err(io)?;
     Ok(hash)
 }
 

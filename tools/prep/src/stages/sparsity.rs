@@ -9,7 +9,6 @@ mod learned;
 use crate::artifact::{Artifact, Input, RecordId};
 use crate::base::Histogram;
 use crate::error::{PrepError, Result};
-use crate::import::hash;
 use crate::journal::Journal;
 use crate::key::Key;
 use crate::model::weights::SourceFile;
@@ -159,8 +158,9 @@ impl<'a> SparsityStage<'a> {
         recipe: &Recipe,
     ) -> Result<SparsityStage<'a>> {
         let window = recipe.calibration.window.min(source.model.config.context_length);
-        let tokens = first_windows(source, texts, window, recipe.sparsity.eval_tokens)?;
-        let key = |path: &PathBuf| Key::parse(&hash(std::slice::from_ref(path), &mut ())?);
+        let texts = texts.iter().map(|path| SourceFile::open(path)).collect::<Result<Vec<_>>>()?;
+        let tokens = first_windows(source, &texts, window, recipe.sparsity.eval_tokens)?;
+        let key = |text: &SourceFile| Key::parse(&text.hash(&mut |_| ())?.to_hex());
         let texts = texts.iter().map(key).collect::<Result<_>>()?;
         let arms = arms(&recipe.sparsity, bases, learned);
         let params = Params { tokens: tokens.len() as u64, window, arms };
@@ -265,7 +265,7 @@ fn arms(recipe: &recipe::Sparsity, bases: &[Base], learned: Learnt<'_>) -> Vec<(
 /// prompts do.
 pub fn first_windows(
     source: &Source,
-    texts: &[PathBuf],
+    texts: &[SourceFile],
     window: u32,
     count: u64,
 ) -> Result<Vec<u32>> {
@@ -275,11 +275,10 @@ pub fn first_windows(
     let bos = special.bos.filter(|_| special.add_bos);
     let body = window as usize - usize::from(bos.is_some());
     let mut tokens = Vec::new();
-    for path in texts {
-        let text = SourceFile::open(path)?;
+    for text in texts {
         let mut start = 0;
         while tokens.len() as u64 + u64::from(window) <= count {
-            let Some((ids, end)) = encode(&text, start, body, &tokenizer)? else { break };
+            let Some((ids, end)) = encode(text, start, body, &tokenizer)? else { break };
             tokens.extend(bos);
             tokens.extend(ids);
             start = end;

@@ -14,7 +14,7 @@ const CORRUPT: i32 = 3;
 const INCOMPLETE: i32 = 4;
 const UNSUPPORTED: i32 = 5;
 
-fn file() -> GgufFile {
+pub(super) fn file() -> GgufFile {
     GgufFile::of(&TinyModel::new(Architecture::Llama, true), &byte_level("smollm"), F16)
 }
 
@@ -22,14 +22,14 @@ fn file_with(tokens: &Tokens) -> GgufFile {
     GgufFile::of(&TinyModel::new(Architecture::Llama, true), tokens, F16)
 }
 
-fn save(dir: &TempDir, bytes: &[u8]) -> PathBuf {
+pub(super) fn save(dir: &TempDir, bytes: &[u8]) -> PathBuf {
     let path = dir.path().join("hostile.gguf");
     std::fs::write(&path, bytes).unwrap();
     path
 }
 
 /// The file with `bytes` written over `field`.
-fn broken(written: &Written, field: &str, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn broken(written: &Written, field: &str, bytes: &[u8]) -> Vec<u8> {
     let mut all = written.bytes.clone();
     let at = *written.at.get(field).unwrap_or_else(|| panic!("no field {field}"));
     all[at..at + bytes.len()].copy_from_slice(bytes);

@@ -17,7 +17,7 @@ const UNSUPPORTED: i32 = 5;
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-fn made(shards: usize) -> TempDir {
+pub(super) fn made(shards: usize) -> TempDir {
     let dir = TempDir::new().unwrap();
     folder::write(
         dir.path(),
@@ -32,14 +32,14 @@ fn write(dir: &TempDir, name: &str, bytes: impl AsRef<[u8]>) {
     std::fs::write(dir.path().join(name), bytes).unwrap();
 }
 
-fn edit(dir: &TempDir, name: &str, change: impl FnOnce(&mut Value)) {
+pub(super) fn edit(dir: &TempDir, name: &str, change: impl FnOnce(&mut Value)) {
     let mut value = serde_json::from_slice(&std::fs::read(dir.path().join(name)).unwrap()).unwrap();
     change(&mut value);
     write(dir, name, value.to_string());
 }
 
 /// The folder whose safetensors header was changed.
-fn with_header(change: impl FnOnce(&mut Value)) -> TempDir {
+pub(super) fn with_header(change: impl FnOnce(&mut Value)) -> TempDir {
     let dir = made(1);
     let file = std::fs::read(dir.path().join(WEIGHTS)).unwrap();
     let len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -218,6 +218,16 @@ fn tokenizers_beyond_plain_bpe_are_unsupported() {
     check(CORRUPT, "added token", &|t| t["added_tokens"][1]["id"] = 7.into());
     check(CORRUPT, "tokenizer.json", &|t| t["model"]["merges"] = json!(["zz q"]));
     check(CORRUPT, "tokenizer.json", &|t| t["version"] = "9".into());
+    // Found by fuzzing: the crate that reads it panics when it is used.
+    check(CORRUPT, "the post-processor adds \"<|im_start|>\"", &|t| {
+        t["post_processor"]["special_tokens"] = json!({})
+    });
+    check(CORRUPT, "the post-processor adds \"x\"", &|t| {
+        let mut template = t["post_processor"].take();
+        template["pair"][0] = json!({"SpecialToken": {"id": "x", "type_id": 0}});
+        template.as_object_mut().unwrap().remove("type");
+        t["post_processor"] = json!({"type": "Sequence", "processors": [template]});
+    });
     let dir = made(1);
     edit(&dir, "generation_config.json", |g| g["eos_token_id"] = json!([-4]));
     refused(dir.path(), CORRUPT, &["eos_token_id"]);

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod cves;
 mod fixture;
 mod formats;
 mod hostile;

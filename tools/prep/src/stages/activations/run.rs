@@ -10,8 +10,11 @@ use crate::progress::{Phase, Progress};
 use crate::stages::prompts::Windows;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use ls_bundle::checksum;
+use ls_bundle::files::File;
 use rayon::prelude::*;
-use std::fs::{File, OpenOptions};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -25,37 +28,62 @@ struct Tap {
     staged: Vec<f32>,
 }
 
-/// Residuals of all tokens in a file; tokens x hidden f32.
+/// Residuals of all tokens in a file; tokens x hidden f32. What this process has written is checked when it is read.
 struct Residuals {
     file: File,
     path: PathBuf,
     hidden: usize,
+    /// By first token: how many tokens were written at once, and their checksum.
+    written: RefCell<BTreeMap<u64, (u64, u64)>>,
 }
 
 impl Residuals {
     fn open(path: PathBuf, params: &Params) -> Result<Residuals> {
         let io = |source| PrepError::io(&path, source);
-        let mut options = OpenOptions::new();
-        let file =
-            options.read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        let file = File::create(&path).map_err(io)?;
         let hidden = params.hidden as usize;
         file.set_len(4 * params.tokens * u64::from(params.hidden)).map_err(io)?;
-        Ok(Residuals { file, path, hidden })
+        Ok(Residuals { file, path, hidden, written: RefCell::default() })
     }
 
+    /// A bit may be flipped on its way from the disk, so what fails is read once more.
     fn read(&self, first: u64, tokens: u64) -> Result<Vec<f32>> {
+        self.read_once(first, tokens).or_else(|_| self.read_once(first, tokens))
+    }
+
+    fn read_once(&self, first: u64, tokens: u64) -> Result<Vec<f32>> {
         let mut values = vec![0f32; tokens as usize * self.hidden];
         let bytes = bytemuck::cast_slice_mut(&mut values);
         let offset = 4 * first * self.hidden as u64;
         let done = self.file.read_exact_at(bytes, offset);
         done.map_err(|source| PrepError::io(&self.path, source))?;
+        for (&start, &(count, sum)) in self.written.borrow().range(first..first + tokens) {
+            let start = (start - first) as usize * self.hidden;
+            let written = &values[start..][..count as usize * self.hidden];
+            if checksum::of(bytemuck::cast_slice(written)) != sum {
+                let problem =
+                    format!("the residuals of tokens from {first} on are not those written");
+                return Err(PrepError::corrupt(self.path.display(), problem));
+            }
+        }
         Ok(values)
     }
 
     fn write(&self, first: u64, values: &[f32]) -> Result<()> {
         let offset = 4 * first * self.hidden as u64;
-        let done = self.file.write_all_at(bytemuck::cast_slice(values), offset);
-        done.map_err(|source| PrepError::io(&self.path, source))
+        let bytes = bytemuck::cast_slice(values);
+        let done = self.file.write_all_at(bytes, offset);
+        done.map_err(|source| PrepError::io(&self.path, source))?;
+        let count = (values.len() / self.hidden) as u64;
+        let mut written = self.written.borrow_mut();
+        // Parts of it may have been written one by one before.
+        let before: Vec<u64> =
+            written.range(first..first + count).map(|(&start, _)| start).collect();
+        for start in before {
+            written.remove(&start);
+        }
+        written.insert(first, (count, checksum::of(bytes)));
+        Ok(())
     }
 }
 

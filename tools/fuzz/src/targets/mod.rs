@@ -1,0 +1,34 @@
+//! The targets themselves.
+
+mod artifact;
+mod bundle;
+mod http;
+mod model;
+mod tables;
+mod template;
+
+use crate::target::Target;
+
+pub(crate) static ALL: &[Target] = &[
+    bundle::BUNDLE,
+    bundle::ENGINE,
+    model::GGUF,
+    model::SAFETENSORS,
+    model::INDEX,
+    model::CONFIG,
+    model::GGUF_TOKENIZER,
+    model::TOKENIZER,
+    model::PROMPT,
+    template::TEMPLATE,
+    artifact::ARTIFACT,
+    artifact::RECIPE,
+    tables::STACK,
+    tables::MLP,
+    tables::REUSE,
+    tables::TRACE,
+    tables::BASE,
+    tables::LUT,
+    tables::PROFILE,
+    http::CHAT,
+    http::COMPLETION,
+];
