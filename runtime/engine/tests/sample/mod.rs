@@ -266,7 +266,8 @@ impl ComputeBackend for HashBackend {
         for neuron in (0..base.neurons()).filter(|&neuron| !is_chosen(chosen, neuron)) {
             let mut down = vec![0.0; base.hidden() as usize];
             base.down().expect("a base with all parts").decode(neuron, &mut down);
-            self.fold(14 << 40 | neuron as u64, bytemuck::cast_slice(&down));
+            let bytes: Vec<u8> = down.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+            self.fold(14 << 40 | neuron as u64, &bytes);
         }
     }
 

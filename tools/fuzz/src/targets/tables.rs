@@ -79,7 +79,7 @@ pub(crate) const BASE: Target = Target::new("base", "tables of the low-bit base"
         let Ok(tables) = BaseTables::from_bytes(tables, neurons, cols) else { return };
         // Bytes of a codebook that no code uses are not kept.
         assert_eq!(tables.to_bytes().len() + 2, bytes.len());
-        let _ = tables.layout();
+        let _ = tables.tile_bytes();
     })
 });
 
