@@ -483,4 +483,3 @@ impl Flow {
         self.ran(self.usable);
     }
 }
-

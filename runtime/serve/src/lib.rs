@@ -1,7 +1,7 @@
 //! `ls-serve`: a bundle behind OpenAI's HTTP interface, for programs, and a page, for people.
 //!
-//! One model, one engine, one answer at a time: [`decoder`] runs on a thread of its own and takes requests from a short
-//! queue; a request that finds it full is told so at once. The HTTP side ([`routes`], [`listener`]) runs on the main
+//! One model, one engine, one answer at a time: `decoder` runs on a thread of its own and takes requests from a short
+//! queue; a request that finds it full is told so at once. The HTTP side (`routes`, `listener`) runs on the main
 //! thread and holds no more than its limits: connections, bytes of a request, time. All of it is in the memory plan.
 //!
 //! Without a key the server answers only programs of the same machine: it listens on loopback, and refuses requests
