@@ -29,6 +29,7 @@ use std::time::Instant;
 
 const EXAMPLES: &str = "\
 Examples:
+  ls-prep datasets fetch && ls-prep all model.gguf -o model.lsb
   ls-prep all model.gguf --out model.lsb --recipe quick --calibration datasets/text/*.txt
   ls-prep all model.gguf --out model.lsb --calibration datasets/text/*.txt --quality 5% --resident 25%
   ls-prep all ./Qwen2.5-0.5B-Instruct --out qwen.lsb --recipe full --calibration a.txt b.txt --json

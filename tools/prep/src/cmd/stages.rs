@@ -17,7 +17,7 @@ use ls_prep::stages::placement::{Measured, Placement, PlacementStage};
 use ls_prep::stages::projection::{Projection, ProjectionStage, Spread};
 use serde_json::{Value, json};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// What every stage is told.
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct StageArgs {
     /// GGUF file or Hugging Face folder
     pub(crate) model: PathBuf,
-    /// Calibration text
+    /// Calibration text [default: what `ls-prep datasets fetch` has put into datasets/text]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) calibration: Vec<PathBuf>,
     /// Hyper-parameters: tiny, quick, full, widened, or a TOML file
@@ -43,8 +43,24 @@ impl StageArgs {
     /// The chain of stages that these arguments name.
     pub(crate) fn chain(&self, progress: &mut TerminalProgress) -> Result<Chain> {
         let recipe = Recipe::load(&self.recipe)?;
-        Chain::open(&self.model, &self.artifacts, recipe, self.calibration.clone(), progress)
+        let texts = match self.calibration.is_empty() {
+            true => fetched_texts(Path::new(FETCHED)),
+            false => self.calibration.clone(),
+        };
+        Chain::open(&self.model, &self.artifacts, recipe, texts, progress)
     }
+}
+
+/// Where `ls-prep datasets fetch` puts texts.
+const FETCHED: &str = "datasets/text";
+
+/// The texts in a folder, by name; none if it is not there.
+fn fetched_texts(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut texts: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    texts.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
+    texts.sort();
+    texts
 }
 
 const ACTIVATIONS_EXAMPLES: &str = "\

@@ -52,7 +52,8 @@ impl<'a> Prompts<'a> {
     /// Windows of `texts`, in this order, as `recipe` says.
     pub fn new(source: &'a Source, texts: &[PathBuf], recipe: &Recipe) -> Result<Prompts<'a>> {
         if texts.is_empty() {
-            let problem = "no calibration text: name files with --calibration";
+            let problem = "no calibration text: name files with --calibration, or let `ls-prep datasets fetch` put some into \
+                           datasets/text";
             return Err(PrepError::usage(problem));
         }
         let texts = texts.iter().map(|path| SourceFile::open(path)).collect::<Result<Vec<_>>>()?;

@@ -38,6 +38,25 @@ pub(crate) fn artifact(report: &Value) -> PathBuf {
 }
 
 #[test]
+fn texts_that_were_fetched_are_taken_where_none_is_named() {
+    let bench = Bench::new();
+    let folder = bench.dir.path();
+    let model = std::path::absolute(bench.model()).unwrap();
+    let mut prompts = program("prompts");
+    prompts.current_dir(folder).arg(model).args(["--recipe", "tiny", "--json"]);
+    let refused = prompts.output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("datasets fetch"));
+    let texts = folder.join("datasets/text");
+    std::fs::create_dir_all(&texts).unwrap();
+    std::fs::write(texts.join("notes.md"), "not a text of the kind").unwrap();
+    std::fs::copy(text(), texts.join("a.txt")).unwrap();
+    let found = run(&mut prompts);
+    let named = run(&mut stage(&bench, "prompts", "named"));
+    assert_eq!(found["key"], named["key"], "{found} {named}");
+}
+
+#[test]
 fn a_chain_is_made_told_and_kept() {
     let bench = Bench::new();
     // The states of the first stages.
