@@ -1,64 +1,21 @@
 //! Damage on purpose: files whose checksums are right and whose contents lie. Each is an error that names the place,
 //! and none makes the reader allocate on its word.
 
+#[path = "../../../tools/fuzz/src/allocations.rs"]
+mod allocations;
 mod forge;
 mod sample;
 
+use allocations::{Counting, peak_bytes};
 use forge::Forge;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{DType, ModelConfig, RopeScaling, WeightMap};
 use ls_bundle::tables::{Settings, TableKind, TableMap};
 use ls_bundle::{Bundle, BundleError, ErrorClass, SectionKind};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::fs;
-
-/// Counts what each thread has allocated, and the most it ever had.
-struct Counting;
-
-thread_local! {
-    static NOW_BYTES: Cell<isize> = const { Cell::new(0) };
-    static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(bytes: isize) {
-    let now = NOW_BYTES.get() + bytes;
-    NOW_BYTES.set(now);
-    PEAK_BYTES.set(PEAK_BYTES.get().max(now));
-}
-
-// SAFETY: every call goes to `System` unchanged; the counters are plain thread-local cells without destructors, which
-// allocate nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promises are those that `System` asks for.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the pointer came from `System`, with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both may be there for a moment.
-        count(size as isize);
-        count(-(layout.size() as isize));
-        // SAFETY: the pointer came from `System`, with this layout.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// Runs `f` and returns the most that it had allocated at once.
-fn peak_bytes<T>(f: impl FnOnce() -> T) -> (T, isize) {
-    let before = NOW_BYTES.get();
-    PEAK_BYTES.set(before);
-    let result = f();
-    (result, PEAK_BYTES.get() - before)
-}
 
 fn open(bytes: &[u8]) -> Result<Bundle, BundleError> {
     let folder = tempfile::tempdir().unwrap();
@@ -363,5 +320,5 @@ fn the_largest_bundle_opens_in_bounded_memory() {
     let small = bundle.data_extent().offset as isize;
     assert!(small > 46 << 20, "{small}");
     assert!(peak < 64 << 20, "{peak}");
-    assert!(bundle.heap_bytes() as isize <= peak);
+    assert!(bundle.heap_bytes() <= peak);
 }

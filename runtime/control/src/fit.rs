@@ -7,6 +7,7 @@
 use crate::execution::{Costs, Played, play};
 use crate::plan::{CoordinationPlan, Segments};
 use crate::profile::{DeviceProfile, Visit};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Every so many plans, one is held out.
@@ -28,7 +29,7 @@ pub struct Fit {
 
 /// Errors of the model on plans that it was not fitted to, or on all if there are too few plans. Relative to what was
 /// measured; medians over layers, bins of R_n and plans with at least three visits, whose own medians are compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FitError {
     /// Configurations that were compared.
     pub configurations: usize,

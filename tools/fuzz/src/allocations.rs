@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 /// The system's allocator, with counters.
 #[derive(Debug)]
-pub struct Counting;
+pub(crate) struct Counting;
 
 thread_local! {
     static NOW_BYTES: Cell<isize> = const { Cell::new(0) };
@@ -19,7 +19,7 @@ fn count(bytes: isize) {
 }
 
 /// Runs `f`; returns the most bytes that this thread held meanwhile beyond those that it held before.
-pub fn peak_bytes<T>(f: impl FnOnce() -> T) -> (T, u64) {
+pub(crate) fn peak_bytes<T>(f: impl FnOnce() -> T) -> (T, u64) {
     let before = NOW_BYTES.get();
     PEAK_BYTES.set(before);
     let result = f();

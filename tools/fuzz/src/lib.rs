@@ -8,7 +8,7 @@
 //! `make fuzz MINUTES=n` runs all targets; `cargo test -p ls-fuzz` runs each over its first seeds. The corpus is made by
 //! `cargo run -p ls-fuzz --example corpus`.
 
-pub mod allocations;
+mod allocations;
 pub mod campaign;
 pub mod mutation;
 pub mod target;

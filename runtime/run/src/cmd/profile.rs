@@ -155,7 +155,6 @@ struct Measured {
 impl Measured {
     fn json(&self, out: &Path) -> Value {
         let Measured { profile, progress, fit, .. } = self;
-        let error = &fit.error;
         json!({
             "profile": out,
             "device": profile.target.device,
@@ -170,14 +169,7 @@ impl Measured {
             "memory_bytes_s": profile.memory_bytes_per_s,
             "compute_point_us": fit.costs[0].compute_us_per_segment,
             "io_point_us": fit.costs[0].read_us_per_segment,
-            "error": {
-                "configurations": error.configurations,
-                "total": error.total,
-                "first": error.first,
-                "second": error.second,
-                "left": error.left,
-                "total_of_visits": error.total_of_visits,
-            },
+            "error": fit.error,
         })
     }
 

@@ -127,7 +127,7 @@ fn text(lut: &Lut, report: &Report, visits: usize) -> String {
 }
 
 fn told(lut: &Lut, report: &Report) -> Value {
-    let (error, best) = (&report.error, lut.best_static().0);
+    let best = lut.best_static().0;
     let [plan, class, bin, layer] = report.rows;
     json!({
         "layers": lut.layers(),
@@ -138,14 +138,7 @@ fn told(lut: &Lut, report: &Report) -> Value {
             "settings": lut.target().settings,
             "bundle": format!("{:016x}", lut.target().bundle),
         },
-        "error": {
-            "configurations": error.configurations,
-            "total": error.total,
-            "first": error.first,
-            "second": error.second,
-            "left": error.left,
-            "total_of_visits": error.total_of_visits,
-        },
+        "error": report.error,
         "distributions": { "plan": plan, "class": class, "bin": bin, "layer": layer },
         "choices": report.choices,
         "dropped": report.dropped,
