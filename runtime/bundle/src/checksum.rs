@@ -9,18 +9,35 @@ pub fn of(bytes: &[u8]) -> u64 {
 }
 
 /// The checksum of bytes that come in pieces.
-pub(crate) struct Running(Xxh3Default);
+pub struct Running(Xxh3Default);
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Running").finish()
+    }
+}
+
+impl Default for Running {
+    fn default() -> Running {
+        Running::new()
+    }
+}
 
 impl Running {
-    pub(crate) fn new() -> Running {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> Running {
         Running(Xxh3Default::new())
     }
 
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
+    /// The next piece.
+    pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    pub(crate) fn finish(&self) -> u64 {
+    /// The checksum of all so far.
+    #[must_use]
+    pub fn finish(&self) -> u64 {
         self.0.digest()
     }
 }

@@ -277,14 +277,19 @@ impl Engine {
     /// Scores a window from an empty context: the negative log-likelihood (nats) of each token from `first` on, given
     /// those before it. The window is one pass.
     pub fn score(&mut self, window: &[u32], first: usize) -> Result<&[f32], EngineError> {
-        assert!(0 < first && first < window.len(), "score from {first} of {}", window.len());
         self.position = 0;
-        self.check_room(window.len())?;
+        self.score_on(window, first)
+    }
+
+    /// The same behind the tokens that the KV cache holds. All of `window` but its last token is in the cache afterwards.
+    pub fn score_on(&mut self, window: &[u32], first: usize) -> Result<&[f32], EngineError> {
+        assert!(0 < first && first < window.len(), "score from {first} of {}", window.len());
+        self.check_room(window.len() - 1)?;
         self.stream.switch(DENSE_WALK);
         self.stream.expect_passes(1);
         let outputs = Outputs::Score { first: first as u32 - 1, targets: &window[first..] };
         self.pass(&window[..window.len() - 1], outputs, None)?;
-        self.stats.prefill_tokens += window.len() as u64;
+        self.stats.prefill_tokens += window.len() as u64 - 1;
         Ok(self.backend.nll())
     }
 

@@ -108,9 +108,13 @@ impl Flow {
         let ffn: Vec<FfnExtent> = map.layers.iter().map(|layer| layer.ffn).collect();
         let memory = split(plan.slot_bytes, plan.slots)?;
         let layers = ffn.len() as u32;
-        // Slots that do not stay are for blocks on their way.
-        let stay = plan.slots - plan.passing;
-        let kept = (0..layers).map(|layer| stay / layers + u32::from(layer < stay % layers));
+        // Slots that do not stay are for blocks on their way; all are where every block has its own.
+        let (stay, all_stay) = (plan.slots - plan.passing, plan.passing == 0);
+        let passing = if all_stay { plan.slots } else { plan.passing };
+        let kept = ffn.iter().zip(0..).map(|(ffn, layer)| match all_stay {
+            true => ffn.blocks(),
+            false => stay / layers + u32::from(layer < stay % layers),
+        });
         let sharing = match columns.sharing {
             Share::Layer => Sharing::PerLayer(kept.collect()),
             Share::Global => Sharing::Global(stay),
@@ -129,7 +133,7 @@ impl Flow {
         // Blocks that run in order must not wait for one that finds all slots taken by later ones.
         let max_grouped = match columns.compute_order {
             ComputeOrder::Arrival => slots,
-            ComputeOrder::Loaded => plan.passing as usize / 4,
+            ComputeOrder::Loaded => passing as usize / 4,
         };
         Ok(Flow {
             demand: Demand::new(most as u32),
@@ -145,7 +149,7 @@ impl Flow {
             ahead: vec![Ahead::No; slots],
             early: Vec::with_capacity(slots),
             ahead_reads: 0,
-            passing: plan.passing,
+            passing,
             visited: LayerId(0),
             // Each may be read twice.
             wanted: Vec::with_capacity(2 * most),
@@ -214,6 +218,10 @@ impl Flow {
             }
         }
         self.usable = self.ready.len();
+        // Where small reads are dear and most of a layer is to be read, large reads are worth more than their order.
+        if self.merge.is_some() && 2 * self.wanted.len() > self.ffn(layer).blocks() as usize {
+            self.wanted.sort_unstable();
+        }
         self.wanted.reverse();
         // What was read ahead has been asked for now, or was read in vain.
         if self.expected_of == layer {

@@ -450,7 +450,11 @@ impl Planner<'_> {
             plan.resident_ffn = ByteCount(u64::from(plan.slots) * (plan.slot_bytes + SLOT_BOOKS));
             let visit = self.request.sparse.map_or(0, |needs| needs.visit_blocks);
             let passing = (plan.slots / 8).clamp(MIN_SLOTS, MAX_PASSING);
-            plan.passing = passing.max(visit.min(plan.slots / 4 * 3)).min(plan.slots);
+            // Where every block has a slot none has to make room.
+            plan.passing = match plan.slots {
+                slots if slots == blocks => 0,
+                slots => passing.max(visit.min(slots / 4 * 3)).min(slots),
+            };
         }
     }
 
