@@ -82,7 +82,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             format!("prompt and -n need {needed} tokens, the context holds {}", plan.context);
         return Err(UsageError(text).into());
     }
-    let (store, threads) = (session.store().name(), session.threads);
+    let (store, threads, middle) =
+        (session.store().name(), session.threads, args.prompt_tokens + args.n_predict / 2);
     let (system, table) = (session.system, session.table.clone());
     let (bundle, mut engine) = session.start(&plan, workload)?;
     let decode = |engine: &mut Engine| repetition(args, engine, vocab_size, &script).map(drop);
@@ -96,12 +97,12 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let run = repetition(args, &mut engine, vocab_size, &script)?;
         rates.push(run.decode_tok_s);
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
-        let position = args.prompt_tokens + args.n_predict / 2;
         let (config, map) = (bundle.model(), bundle.weights());
         let load = match &system.columns {
-            None => Load::dense(config, map, &plan, position),
+            None => Load::dense(config, map, &plan, middle),
             Some(columns) => {
-                Load::sparse(config, map, &plan, position, columns, run.bytes_per_token)
+                let read = with_reads(run.bytes_per_token, &engine);
+                Load::sparse(config, map, &plan, middle, columns, read)
             }
         };
         if !args.json {
@@ -130,6 +131,14 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         print_audit(&engine)?;
     }
     trace.end(&mut engine)
+}
+
+/// `bytes` with the number of reads that they take: as large ones as what was wanted was read in.
+fn with_reads(bytes: u64, engine: &Engine) -> (u64, f64) {
+    let (wanted_bytes, reads) = engine.layer_stats().fold((0, 0), |(bytes, reads), (layer, _)| {
+        (bytes + layer.wanted_bytes, reads + layer.wanted_reads)
+    });
+    (bytes, bytes as f64 * reads as f64 / wanted_bytes.max(1) as f64)
 }
 
 /// A repetition in a line.
@@ -165,6 +174,7 @@ fn measured(
     run: &Repetition,
 ) -> anyhow::Result<serde_json::Value> {
     let bound_tok_s = machine.bound_tok_s(load);
+    let bound_of_reads_tok_s = machine.bound_of_reads_tok_s(load);
     Ok(serde_json::json!({
         "decode_tok_s": run.decode_tok_s,
         "quarters_tok_s": run.quarters_tok_s,
@@ -178,6 +188,8 @@ fn measured(
         "memory_bytes_s": machine.memory_bytes_s,
         "bound_tok_s": bound_tok_s,
         "bound_fraction": run.decode_tok_s / bound_tok_s,
+        "bound_of_reads_tok_s": bound_of_reads_tok_s,
+        "bound_of_reads_fraction": run.decode_tok_s / bound_of_reads_tok_s,
     }))
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod verify;
 
+use ls_cache::Counts;
 use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
 use ls_engine::stats::Audit;
@@ -52,6 +53,9 @@ pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
     let (mut wanted, mut reads, mut expected, mut predictions) = (0, 0, 0, 0);
     let (mut stalled_s, mut predicting_s) = (0.0, 0.0);
     let audit = audit(engine);
+    let by_layer = |count: fn(&Counts) -> u64| -> Vec<u64> {
+        engine.layer_stats().map(|(_, counts)| count(&counts)).collect()
+    };
     for (layer, _) in engine.layer_stats() {
         wanted += layer.wanted_bytes;
         reads += layer.wanted_reads;
@@ -69,6 +73,9 @@ pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
         "prefetch_hits": counts.prefetch_hits,
         "misses": counts.misses,
         "prefetched_in_vain": counts.prefetched_in_vain,
+        "demand_hits_by_layer": by_layer(|counts| counts.demand_hits),
+        "prefetch_hits_by_layer": by_layer(|counts| counts.prefetch_hits),
+        "misses_by_layer": by_layer(|counts| counts.misses),
         "demand_hit_ratio": counts.demand_hit_ratio(),
         "ffn_stalled_s": stalled_s,
         "predicting_s": predicting_s,
