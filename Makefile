@@ -1,5 +1,6 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo serve test test-arm64 test-cuda loom asan fuzz faults deny kernels check bench golden manuals setup release fmt
+.PHONY: demo serve test test-arm64 test-cuda loom asan fuzz faults deny kernels check bench bench-peers paper datasets golden \
+	manuals setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := artifacts/smollm2/smollm2.f16.lsb
@@ -7,6 +8,8 @@ VOCABS := artifacts/vocabs/ggml-vocab-qwen2.gguf
 NVRTC  := artifacts/nvrtc
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 MINUTES := 10
+PAPER  := artifacts/paper
+PEERS  := artifacts/peers
 HOST   = $(shell rustc -vV | sed -n 's/host: //p')
 PROMPT := Once upon a time, in a small village by the sea, there lived
 
@@ -58,6 +61,19 @@ check: setup   ## Formatting, lints, tidiness.
 
 bench: release $(BUNDLE)   ## Speed at several budgets, beside what the machine allows.
 	for memory in 400MiB 192MiB 128MiB 96MiB; do $(TARGET)/release/ls-run bench $(BUNDLE) --memory $$memory; done
+
+bench-peers: setup $(MODEL)   ## Build llama.cpp, to be measured beside us by `make paper`.
+	tools/peers.sh $(PEERS) $(MODEL)
+
+# Best on a machine that does nothing else. Stopped anywhere, it goes on.
+paper: release $(PAPER)/smollm2.lsb   ## The paper's tables and figures, measured here (QUICK=1: within 40 minutes).
+	$(TARGET)/release/ls-prep paper $(PAPER)/smollm2.lsb --source $(MODEL) --recipe tools/paper/paper.toml \
+		--text datasets/text/*.txt --out $(PAPER) $(if $(QUICK),--quick) \
+		$(if $(wildcard $(PEERS)/llama-bench),--llama-bench $(PEERS)/llama-bench --peer-model $(PEERS)/model.f16.gguf)
+
+$(PAPER)/smollm2.lsb: $(MODEL) | release datasets
+	mkdir -p $(PAPER)
+	$(TARGET)/release/ls-prep all $(MODEL) --out $@ --recipe tools/paper/paper.toml
 
 datasets: setup   ## Unpack real English text from Debian packages into datasets/text.
 	cargo run --release --locked -p ls-prep -- datasets fetch

@@ -6,6 +6,7 @@ use crate::cmd::compare::CompareArgs;
 use crate::cmd::datasets::DatasetsArgs;
 use crate::cmd::guard::GuardArgs;
 use crate::cmd::lut::LutArgs;
+use crate::cmd::paper::PaperArgs;
 use crate::cmd::predictor::{MlpArgs, PredictorArgs};
 use crate::cmd::report::ReportArgs;
 use crate::cmd::reuse::ReuseArgs;
@@ -58,6 +59,7 @@ pub(crate) enum Command {
     Status(StageArgs),
     Recipe(RecipeArgs),
     Datasets(DatasetsArgs),
+    Paper(PaperArgs),
     Synth(SynthArgs),
     /// Writes man pages and shell completions into a folder
     #[command(hide = true)]

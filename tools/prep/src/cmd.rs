@@ -6,6 +6,7 @@ pub(crate) mod compare;
 pub(crate) mod datasets;
 pub(crate) mod guard;
 pub(crate) mod lut;
+pub(crate) mod paper;
 pub(crate) mod predictor;
 pub(crate) mod report;
 pub(crate) mod reuse;

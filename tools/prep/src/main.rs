@@ -54,6 +54,7 @@ fn run(command: Command) -> Result<()> {
         Command::Status(args) => cmd::stages::status(&args),
         Command::Recipe(args) => cmd::stages::recipe(&args),
         Command::Datasets(args) => cmd::datasets::run(&args),
+        Command::Paper(args) => cmd::paper::run(&args),
         Command::Synth(args) => cmd::synth::run(&args),
         Command::Manuals { folder } => manuals(&folder),
     }

@@ -62,6 +62,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ls-engine",
             "ls-hash",
             "ls-io",
+            "ls-paper",
         ],
     ),
 ];
@@ -75,6 +76,7 @@ const NOT_ON_DEVICE: &[&str] = &[
     "ndarray-linalg",
     "openblas-src",
     "axum",
+    "plotters",
     "tokio",
 ];
 

@@ -1,0 +1,167 @@
+//! [`Job`]: one command, and what its output is good for.
+
+use crate::ledger::Entry;
+use crate::panels::Panel;
+use crate::runner::Programs;
+use crate::{PaperError, Result};
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// What runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// The runtime.
+    LsRun,
+    /// The preparation tools.
+    LsPrep,
+    /// llama.cpp's own benchmark, the peer.
+    LlamaBench,
+}
+
+/// A point of a series.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading {
+    /// The line of a plot, the row of a table.
+    pub series: String,
+    /// Where on the axis; in a table the column's place.
+    pub x: f64,
+    /// The column's head; empty on an axis.
+    pub tick: String,
+    /// The value.
+    pub y: f64,
+}
+
+/// What is read from a job's output.
+type Read1 = Box<dyn Fn(&Entry) -> Vec<Reading>>;
+
+/// Which panel a job's output is for.
+pub struct Feed {
+    /// The panel's id (see [`crate::PANELS`]).
+    pub panel: &'static str,
+    /// The points; none if the output lacks them.
+    pub read: Read1,
+}
+
+impl fmt::Debug for Feed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Feed").field("panel", &self.panel).finish_non_exhaustive()
+    }
+}
+
+/// Bytes at a file's ends that stand for it: bundles and models differ there, and are too large to be hashed each time.
+const STAMP_BYTES: u64 = 1 << 20;
+
+/// One command.
+#[derive(Debug)]
+pub struct Job {
+    /// What runs.
+    pub program: Program,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Files that it reads: other contents, other job.
+    pub inputs: Vec<PathBuf>,
+    /// Limit of the memory cgroup that it runs in.
+    pub limit_bytes: Option<u64>,
+    /// Which repetition. All jobs of a repetition run before the next, so that rows alternate.
+    pub rep: u32,
+    /// Name of the model that it is about.
+    pub model: String,
+    /// What comes of it.
+    pub feeds: Vec<Feed>,
+}
+
+impl Job {
+    /// A first repetition without limit.
+    #[must_use]
+    pub fn new(program: Program, model: &str, args: Vec<String>, inputs: Vec<PathBuf>) -> Job {
+        let model = model.to_owned();
+        Job { program, args, inputs, limit_bytes: None, rep: 0, model, feeds: Vec::new() }
+    }
+
+    /// The point (`x`, field `key` of the last object that the command prints) of `series`.
+    #[must_use]
+    pub fn point(self, panel: &'static str, series: &str, x: f64, key: &'static str) -> Job {
+        self.cell(panel, series, (x, ""), move |entry| entry.number(key))
+    }
+
+    /// The point that `value` finds.
+    #[must_use]
+    pub fn cell(
+        mut self,
+        panel: &'static str,
+        series: &str,
+        (x, tick): (f64, &str),
+        value: impl Fn(&Entry) -> Option<f64> + 'static,
+    ) -> Job {
+        let (series, tick) = (series.to_owned(), tick.to_owned());
+        let read = move |entry: &Entry| {
+            let point = |y| Reading { series: series.clone(), x, tick: tick.clone(), y };
+            value(entry).map(point).into_iter().collect()
+        };
+        self.feeds.push(Feed { panel, read: Box::new(read) });
+        self
+    }
+
+    /// All points that `read` finds.
+    #[must_use]
+    pub fn many(
+        mut self,
+        panel: &'static str,
+        read: impl Fn(&Entry) -> Vec<Reading> + 'static,
+    ) -> Job {
+        debug_assert!(Panel::named(panel).is_some(), "panel {panel}");
+        self.feeds.push(Feed { panel, read: Box::new(read) });
+        self
+    }
+
+    /// The command as a shell takes it, with the programs' plain names.
+    #[must_use]
+    pub fn command(&self) -> String {
+        let program = match self.program {
+            Program::LsRun => "ls-run",
+            Program::LsPrep => "ls-prep",
+            Program::LlamaBench => "llama-bench",
+        };
+        let plain = |arg: &str| {
+            !arg.is_empty()
+                && arg.chars().all(|c| c.is_ascii_alphanumeric() || "-_./%+=,:".contains(c))
+        };
+        let quoted = self.args.iter().map(|arg| {
+            if plain(arg) { arg.clone() } else { format!("'{}'", arg.replace('\'', "'\\''")) }
+        });
+        std::iter::once(program.to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+    }
+
+    /// What the job is known by: program, arguments, inputs, limit and repetition.
+    pub fn key(&self, programs: &Programs) -> Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(programs.hash(self.program));
+        for arg in &self.args {
+            hasher.update(arg.as_bytes()).update(b"\0");
+        }
+        for input in &self.inputs {
+            hasher.update(&stamp(input)?);
+        }
+        hasher.update(&self.limit_bytes.unwrap_or(0).to_le_bytes()).update(&self.rep.to_le_bytes());
+        Ok(hasher.finalize().to_hex()[..32].to_owned())
+    }
+}
+
+/// A file's length and the hash of its ends.
+fn stamp(path: &Path) -> Result<[u8; 32]> {
+    let io = |source| PaperError::io(path, source);
+    let mut file = File::open(path).map_err(io)?;
+    let bytes = file.metadata().map_err(io)?.len();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&bytes.to_le_bytes());
+    let mut end = Vec::new();
+    file.by_ref().take(STAMP_BYTES).read_to_end(&mut end).map_err(io)?;
+    hasher.update(&end);
+    file.seek(SeekFrom::Start(bytes.saturating_sub(STAMP_BYTES))).map_err(io)?;
+    end.clear();
+    file.take(STAMP_BYTES).read_to_end(&mut end).map_err(io)?;
+    hasher.update(&end);
+    Ok(*hasher.finalize().as_bytes())
+}

@@ -1,0 +1,111 @@
+//! [`Ledger`]: what has been measured, a line of JSON for each job that has ended.
+//!
+//! Lines are only added, each in one write and synced: a run that is killed loses the job in work. A torn last line is
+//! left behind by a crash and is ignored; any other line that cannot be read is an error, as it was not written here.
+
+use crate::{PaperError, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// A job that has ended.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Entry {
+    /// The job's key.
+    pub key: String,
+    /// Its command.
+    pub command: String,
+    /// Limit of the memory cgroup that it ran in; null: none was asked for, or the system gives none.
+    pub limit_bytes: Option<u64>,
+    /// Which repetition.
+    pub rep: u32,
+    /// Exit code; null if a signal or the clock ended it.
+    pub exit: Option<i32>,
+    /// How long it took.
+    pub seconds: f64,
+    /// The objects that it printed.
+    pub output: Vec<Value>,
+    /// The last line of its standard error, if it failed.
+    pub error: Option<String>,
+}
+
+/// Exit codes that are answers: what was asked for does not fit, or is not there.
+const ANSWERS: [i32; 3] = [0, 5, 6];
+
+impl Entry {
+    /// Whether running it again would tell nothing new.
+    #[must_use]
+    pub fn is_answer(&self) -> bool {
+        self.exit.is_some_and(|code| ANSWERS.contains(&code))
+    }
+
+    /// A number of the last object that was printed; dots lead into objects.
+    #[must_use]
+    pub fn number(&self, key: &str) -> Option<f64> {
+        let last = self.output.last()?;
+        key.split('.').try_fold(last, |value, part| value.get(part))?.as_f64()
+    }
+
+    /// An array of numbers of the last object.
+    #[must_use]
+    pub fn numbers(&self, key: &str) -> Vec<f64> {
+        let array = self.output.last().and_then(|last| last.get(key)).and_then(Value::as_array);
+        array.into_iter().flatten().filter_map(Value::as_f64).collect()
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Ledger {
+    path: PathBuf,
+    file: File,
+    entries: HashMap<String, Entry>,
+}
+
+impl Ledger {
+    /// Opens or makes it.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written, or has a line that is none of ours.
+    pub fn open(path: &Path) -> Result<Ledger> {
+        let io = |source| PaperError::io(path, source);
+        let mut file =
+            OpenOptions::new().create(true).read(true).append(true).open(path).map_err(io)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(io)?;
+        let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+        if whole < bytes.len() {
+            file.set_len(whole as u64).map_err(io)?;
+        }
+        let mut entries = HashMap::new();
+        for (index, line) in bytes[..whole].split(|&byte| byte == b'\n').enumerate() {
+            if line.is_empty() {
+                continue;
+            }
+            let entry: Entry = serde_json::from_slice(line).map_err(|error| {
+                PaperError::corrupt(format!("{}: line {}", path.display(), index + 1), error)
+            })?;
+            entries.insert(entry.key.clone(), entry);
+        }
+        Ok(Ledger { path: path.to_owned(), file, entries })
+    }
+
+    /// What came of the job with this key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    /// Adds a job that has ended; it stays when power goes.
+    pub fn add(&mut self, entry: Entry) -> Result<()> {
+        let mut line = serde_json::to_vec(&entry).expect("plain data");
+        line.push(b'\n');
+        let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
+        written.map_err(|source| PaperError::io(&self.path, source))?;
+        self.entries.insert(entry.key.clone(), entry);
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! [`jobs`]: which commands measure the panels, for each model.
+//!
+//! What is small enough is measured as the paper does; of a model that takes seconds a token fewer tokens are decoded. All
+//! systems decode the same tokens of the same text, and take turns.
+
+use crate::job::{Job, Program, Reading};
+use crate::ledger::Entry;
+use std::path::{Path, PathBuf};
+
+mod beside;
+mod quality;
+mod speed;
+
+/// A model that is measured.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its name in the report.
+    pub name: String,
+    /// What `ls-prep all` made of it.
+    pub bundle: PathBuf,
+    /// The bundle's length.
+    pub bundle_bytes: u64,
+    /// The model's file that the bundle was made of; refinement is measured on it.
+    pub source: Option<PathBuf>,
+    /// The same weights as a GGUF file in the bundle's precision, for llama.cpp.
+    pub peer: Option<PathBuf>,
+    /// Recipe and folder of artifacts that the bundle was made with.
+    pub recipe: String,
+    /// See `recipe`.
+    pub artifacts: PathBuf,
+}
+
+/// What is measured, and on what.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// The models.
+    pub models: Vec<Model>,
+    /// Texts, at least one: the first is what most rows decode.
+    pub prompts: Vec<PathBuf>,
+    /// The calibration texts that the bundles were made with.
+    pub calibration: Vec<PathBuf>,
+    /// TruthfulQA's table.
+    pub truthfulqa: Option<PathBuf>,
+    /// Qasper's papers and questions.
+    pub qasper: Option<PathBuf>,
+    /// CoQA's conversations.
+    pub coqa: Option<PathBuf>,
+    /// Whether llama.cpp is there to be compared with.
+    pub peers: bool,
+    /// Fewer points and repetitions, for less than 40 minutes on two cores.
+    pub quick: bool,
+}
+
+/// How much is measured.
+struct Effort {
+    reps: u32,
+    /// Tokens that are decoded for a speed.
+    tokens: u32,
+    /// Tokens of text for a perplexity.
+    eval_tokens: u32,
+    /// Memory, as shares of the bundle in percent; the middle one is where other things are varied.
+    budgets: &'static [f64],
+    /// Shares of neurons left out, in percent.
+    sparsities: &'static [u32],
+    /// Items of a dataset.
+    items: u32,
+}
+
+/// Bundles above this are slow to decode.
+const LARGE_BYTES: u64 = 1 << 30;
+
+impl Effort {
+    fn of(model: &Model, quick: bool) -> Effort {
+        let large = model.bundle_bytes > LARGE_BYTES;
+        Effort {
+            reps: if quick { 2 } else { 5 },
+            tokens: if large {
+                12
+            } else if quick {
+                48
+            } else {
+                96
+            },
+            eval_tokens: if large || quick { 1024 } else { 8192 },
+            budgets: if quick {
+                &[75.0, 50.0, 37.5]
+            } else {
+                &[100.0, 75.0, 62.5, 50.0, 37.5, 25.0, 12.5]
+            },
+            sparsities: if quick { &[50, 80, 90] } else { &[25, 50, 70, 80, 90, 95] },
+            items: if quick || large { 4 } else { 100 },
+        }
+    }
+
+    fn middle(&self) -> f64 {
+        50.0
+    }
+}
+
+/// Systems that leave neurons out, as lines of plots.
+const SPARSE: [&str; 5] = ["dejavu", "dejavu+", "powerinfer2", "leanstream", "leanstream+base"];
+
+/// A model with how much of it is measured: what makes jobs.
+struct Bench<'a> {
+    model: &'a Model,
+    inputs: &'a Inputs,
+    effort: Effort,
+}
+
+/// All jobs.
+#[must_use]
+pub fn jobs(inputs: &Inputs) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for model in &inputs.models {
+        let bench = Bench { model, inputs, effort: Effort::of(model, inputs.quick) };
+        bench.quality(&mut jobs);
+        bench.speed(&mut jobs);
+        bench.beside(&mut jobs);
+    }
+    jobs
+}
+
+impl Bench<'_> {
+    /// A command of `ls-run` on the bundle.
+    fn ls_run(&self, command: &[&str], flags: &[&str], reads: &[&Path]) -> Job {
+        let bundle = text(&self.model.bundle);
+        let args = command.iter().copied().chain([bundle.as_str()]).chain(flags.iter().copied());
+        let args = args.map(str::to_owned).chain(["--json".to_owned()]).collect();
+        let inputs = std::iter::once(self.model.bundle.as_path()).chain(reads.iter().copied());
+        let inputs = inputs.map(Path::to_owned).collect();
+        Job::new(Program::LsRun, &self.model.name, args, inputs)
+    }
+
+    /// `ls-run bench` on the first prompt.
+    fn bench(&self, flags: &[&str]) -> Job {
+        self.bench_on(&self.inputs.prompts[0], 64, self.effort.tokens, flags)
+    }
+
+    fn bench_on(&self, prompt: &Path, prompt_tokens: u32, tokens: u32, flags: &[&str]) -> Job {
+        let context = (prompt_tokens + tokens).next_multiple_of(64).max(256);
+        let numbers = [prompt_tokens, tokens, context].map(|n| n.to_string());
+        let prompt_text = text(prompt);
+        let own = ["--text", &prompt_text, "--prompt-tokens", &numbers[0], "-n", &numbers[1]];
+        let own = own.into_iter().chain(["--context", &numbers[2]]);
+        let flags: Vec<&str> = own.chain(flags.iter().copied()).chain(["--reps", "1"]).collect();
+        self.ls_run(&["bench"], &flags, &[prompt])
+    }
+
+    /// Bytes that are this percentage of the bundle.
+    fn memory_bytes(&self, percent: f64) -> u64 {
+        (self.model.bundle_bytes as f64 * percent / 100.0) as u64
+    }
+
+    /// Room for all weights, tables and a context.
+    fn all_memory(&self) -> String {
+        (self.model.bundle_bytes * 2 + (1 << 29)).to_string()
+    }
+
+    /// `job`, `n` times.
+    fn repeated(n: u32, job: impl Fn() -> Job) -> impl Iterator<Item = Job> {
+        (0..n).map(move |rep| {
+            let mut job = job();
+            job.rep = rep;
+            job
+        })
+    }
+}
+
+/// The path as an argument.
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// Share of requests that were hits of the kind `kept` or `ahead`, or misses, in percent.
+fn requests(entry: &Entry, what: &str) -> Option<f64> {
+    let [kept, ahead, missed] =
+        ["demand_hits", "prefetch_hits", "misses"].map(|key| entry.number(key).unwrap_or(0.0));
+    let part = match what {
+        "kept" => kept,
+        "ahead" => ahead,
+        _ => missed,
+    };
+    let all = kept + ahead + missed;
+    (all > 0.0).then(|| 100.0 * part / all)
+}
+
+/// Misses of each layer, in percent of its requests.
+fn misses_by_layer(entry: &Entry) -> Vec<f64> {
+    let [kept, ahead, missed] =
+        ["demand_hits_by_layer", "prefetch_hits_by_layer", "misses_by_layer"]
+            .map(|key| entry.numbers(key));
+    let each = kept.iter().zip(&ahead).zip(&missed);
+    each.map(|((kept, ahead), missed)| 100.0 * missed / (kept + ahead + missed)).collect()
+}
+
+/// The cells of a row.
+fn row(series: &str, cells: &[(&str, Option<f64>)]) -> Vec<Reading> {
+    let cell = |(x, (tick, y)): (usize, &(&str, Option<f64>))| {
+        y.map(|y| Reading { series: series.to_owned(), x: x as f64, tick: (*tick).to_owned(), y })
+    };
+    cells.iter().enumerate().filter_map(cell).collect()
+}

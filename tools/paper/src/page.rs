@@ -1,0 +1,137 @@
+//! The report: one file of HTML that needs nothing else.
+
+use crate::panels::{Filled, Shape};
+use crate::plot::{short, svg};
+use crate::runner::Machine;
+use std::fmt::Write;
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--ink:#1b1f24;--page:#fff;--soft:#57606a;--line:#d0d7de;--card:#f6f8fa}\
+@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--page:#0d1117;--soft:#9aa4af;--line:#30363d;--card:#161b22}}\
+*{box-sizing:border-box}body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:60rem;margin:0 auto;padding:1.5rem}\
+h1{font-size:1.6rem}h2{font-size:1.3rem;margin-top:3rem}h3{font-size:1.05rem;margin:0 0 .5rem}\
+section{border:1px solid var(--line);border-radius:8px;padding:1rem;margin:1rem 0;overflow-x:auto}\
+.plot{background:#fff;border-radius:6px}.plot svg{width:100%;height:auto;display:block}\
+table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
+th:first-child,td:first-child{text-align:left}small,.soft{color:var(--soft)}\
+pre{background:var(--card);padding:.6rem;border-radius:6px;overflow-x:auto;font-size:.8rem}\
+nav{columns:2;font-size:.9rem}nav a{display:block}a{color:#2f81f7}.missing{font-style:italic}";
+
+/// The page of all panels.
+#[must_use]
+pub fn page(filled: &[Filled], machine: &Machine, notes: &[String]) -> String {
+    let mut html = String::new();
+    html += "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">";
+    html += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">";
+    html += "<title>LeanStream: the paper's tables and figures</title>";
+    put(&mut html, format_args!("<style>{STYLE}</style></head><body>"));
+    html += "<h1>LeanStream: the paper's tables and figures, measured here</h1>";
+    let memory = machine.memory_bytes as f64 / f64::from(1u32 << 30);
+    put(
+        &mut html,
+        format_args!(
+            "<p>{}, {} cores, {memory:.1} GiB, Linux {}. Each point is the median of its repetitions; whiskers and brackets reach \
+             from the smallest to the largest. The command of each number is below its panel.</p>",
+            escaped(&machine.processor),
+            machine.cores,
+            escaped(&machine.kernel),
+        ),
+    );
+    for note in notes {
+        put(&mut html, format_args!("<p>{}</p>", escaped(note)));
+    }
+    let mut model = "";
+    for (index, panel) in filled.iter().enumerate() {
+        if panel.model != model {
+            model = &panel.model;
+            put(&mut html, format_args!("<h2>{}</h2><nav>", escaped(model)));
+            for (place, other) in
+                filled.iter().enumerate().filter(|(_, other)| other.model == model)
+            {
+                let title = escaped(other.panel.title);
+                put(&mut html, format_args!("<a href=\"#p{place}\">{title}</a>"));
+            }
+            html += "</nav>";
+        }
+        section(&mut html, index, panel);
+    }
+    html + "</body></html>\n"
+}
+
+fn section(html: &mut String, index: usize, filled: &Filled) {
+    let panel = &filled.panel;
+    put(html, format_args!("<section id=\"p{index}\"><h3>{}</h3>", escaped(panel.title)));
+    put(html, format_args!("<p class=\"soft\">{}</p>", escaped(panel.here)));
+    if let Some(svg) = svg(filled) {
+        put(html, format_args!("<div class=\"plot\">{svg}</div>"));
+    }
+    if let Some(missing) = filled.missing {
+        put(html, format_args!("<p class=\"missing\">Nothing here: {}</p>", escaped(missing)));
+    } else if panel.shape == Shape::Table {
+        *html += &table(filled);
+    } else {
+        put(html, format_args!("<details><summary>Numbers</summary>{}</details>", table(filled)));
+    }
+    put(html, format_args!("<p><small>The paper: {}</small></p>", escaped(panel.paper)));
+    let mut commands: Vec<&str> =
+        filled.series.iter().flat_map(|s| &s.points).map(|point| point.command.as_str()).collect();
+    commands.dedup();
+    if !commands.is_empty() {
+        let text = escaped(&commands.join("\n"));
+        put(html, format_args!("<details><summary>Commands</summary><pre>{text}</pre></details>"));
+    }
+    if !filled.failed.is_empty() {
+        *html += "<details><summary>Commands that gave nothing</summary><pre>";
+        for (command, error) in &filled.failed {
+            put(html, format_args!("{}\n  {}\n", escaped(command), escaped(error)));
+        }
+        *html += "</pre></details>";
+    }
+    *html += "</section>\n";
+}
+
+/// Rows are series, columns the places that any of them has.
+fn table(filled: &Filled) -> String {
+    let mut columns: Vec<(f64, &str)> = Vec::new();
+    for point in filled.series.iter().flat_map(|series| &series.points) {
+        if !columns.iter().any(|(x, _)| *x == point.x) {
+            columns.push((point.x, &point.tick));
+        }
+    }
+    columns.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut html = String::from("<table><tr><th></th>");
+    for (x, tick) in &columns {
+        let head = if tick.is_empty() { short(*x) } else { escaped(tick) };
+        put(&mut html, format_args!("<th>{head}</th>"));
+    }
+    html += "</tr>";
+    for series in &filled.series {
+        put(&mut html, format_args!("<tr><td>{}</td>", escaped(&series.name)));
+        for (x, _) in &columns {
+            let cell =
+                series.points.iter().find(|point| point.x == *x).map_or(String::new(), |point| {
+                    if point.repetitions > 1 {
+                        format!(
+                            "{} <small>({} to {})</small>",
+                            short(point.y),
+                            short(point.low),
+                            short(point.high)
+                        )
+                    } else {
+                        short(point.y)
+                    }
+                });
+            put(&mut html, format_args!("<td>{cell}</td>"));
+        }
+        html += "</tr>";
+    }
+    html + "</table>"
+}
+
+fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
+    html.write_fmt(text).expect("a string takes all");
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

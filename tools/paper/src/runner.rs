@@ -1,0 +1,216 @@
+//! Runs jobs, one at a time and in turns, into the ledger.
+
+use crate::job::{Job, Program};
+use crate::ledger::{Entry, Ledger};
+use crate::limit::Limit;
+use crate::{PaperError, Result};
+use rustix::fs::Advice;
+use serde::Serialize;
+use serde_json::Value;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// No command of the matrix takes as long.
+const PATIENCE: Duration = Duration::from_mins(40);
+
+/// The programs, and what they are known by.
+#[derive(Debug)]
+pub struct Programs {
+    ls_run: (PathBuf, [u8; 32]),
+    ls_prep: (PathBuf, [u8; 32]),
+    llama_bench: Option<(PathBuf, [u8; 32])>,
+}
+
+impl Programs {
+    /// Hashes the programs.
+    pub fn new(ls_run: &Path, ls_prep: &Path, llama_bench: Option<&Path>) -> Result<Programs> {
+        let known = |path: &Path| {
+            let bytes = std::fs::read(path).map_err(|source| PaperError::io(path, source))?;
+            Ok((path.to_owned(), *blake3::hash(&bytes).as_bytes()))
+        };
+        Ok(Programs {
+            ls_run: known(ls_run)?,
+            ls_prep: known(ls_prep)?,
+            llama_bench: llama_bench.map(known).transpose()?,
+        })
+    }
+
+    /// Whether llama.cpp is there.
+    #[must_use]
+    pub fn has_llama(&self) -> bool {
+        self.llama_bench.is_some()
+    }
+
+    fn of(&self, program: Program) -> Option<&(PathBuf, [u8; 32])> {
+        match program {
+            Program::LsRun => Some(&self.ls_run),
+            Program::LsPrep => Some(&self.ls_prep),
+            Program::LlamaBench => self.llama_bench.as_ref(),
+        }
+    }
+
+    pub(crate) fn hash(&self, program: Program) -> &[u8] {
+        self.of(program).map_or(&[], |(_, hash)| hash)
+    }
+}
+
+/// What the figures are true for.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// Name of the processor.
+    pub processor: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// Release of the kernel.
+    pub kernel: String,
+}
+
+impl Machine {
+    /// This one, as far as the system tells.
+    #[must_use]
+    pub fn this() -> Machine {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name));
+            line.and_then(|line| line.split(':').nth(1)).unwrap_or("unknown").trim().to_owned()
+        };
+        let memory = field(&read("/proc/meminfo"), "MemTotal");
+        let kib: u64 = memory.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        Machine {
+            processor: field(&read("/proc/cpuinfo"), "model name"),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: kib << 10,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        }
+    }
+}
+
+/// Runs what the ledger has no answer for; tells `progress` of each job that is done (all, done). Returns how many ran.
+///
+/// # Errors
+/// If a program cannot be started or the ledger not be written. A command that fails is an entry.
+pub fn run(
+    jobs: &[Job],
+    programs: &Programs,
+    ledger: &mut Ledger,
+    mut progress: impl FnMut(usize, usize, &str),
+) -> Result<usize> {
+    let mut order: Vec<&Job> = jobs.iter().collect();
+    // Stable: within a repetition the order of the matrix.
+    order.sort_by_key(|job| job.rep);
+    let mut ran = 0;
+    for (done, job) in order.iter().enumerate() {
+        let command = job.command();
+        progress(order.len(), done, &command);
+        let key = job.key(programs)?;
+        if ledger.get(&key).is_some_and(Entry::is_answer) {
+            continue;
+        }
+        ledger.add(one(job, key, command, programs)?)?;
+        ran += 1;
+    }
+    progress(order.len(), order.len(), "");
+    Ok(ran)
+}
+
+fn one(job: &Job, key: String, command: String, programs: &Programs) -> Result<Entry> {
+    let started = Instant::now();
+    let Some((program, _)) = programs.of(job.program) else {
+        let error = Some("the program is not there".to_owned());
+        let (limit_bytes, output) = (None, Vec::new());
+        return Ok(Entry {
+            key,
+            command,
+            limit_bytes,
+            rep: job.rep,
+            exit: None,
+            seconds: 0.0,
+            output,
+            error,
+        });
+    };
+    // Pages that an earlier command left in the page cache would not count against this one's limit.
+    job.inputs.iter().for_each(|input| evict(input));
+    let limit = job.limit_bytes.and_then(Limit::new);
+    let mut child = match &limit {
+        None => Command::new(program),
+        Some(limit) => {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(limit.members()).arg(program);
+            shell
+        }
+    };
+    child.args(&job.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = child.spawn().map_err(|source| PaperError::io(program, source))?;
+    let (exit, stdout, stderr) = ended(child, started).map_err(|e| PaperError::io(program, e))?;
+    let last =
+        stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("ended without a word");
+    Ok(Entry {
+        key,
+        command,
+        limit_bytes: limit.and(job.limit_bytes),
+        rep: job.rep,
+        exit,
+        seconds: started.elapsed().as_secs_f64(),
+        output: objects(&stdout),
+        error: (exit != Some(0)).then(|| last.trim().to_owned()),
+    })
+}
+
+/// Waits for the child, reading what it prints; kills one that takes too long.
+fn ended(mut child: Child, started: Instant) -> std::io::Result<(Option<i32>, String, String)> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let text = |from: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // A pipe that breaks ends what is read; the exit code tells the rest.
+            let _ = from.map(|mut from| from.read_to_end(&mut bytes));
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    };
+    let stdout = text(stdout.map(|out| Box::new(out) as Box<dyn Read + Send>));
+    let stderr = text(stderr.map(|out| Box::new(out) as Box<dyn Read + Send>));
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if started.elapsed() > PATIENCE {
+            child.kill()?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let read = "a thread that only reads";
+    Ok((status.code(), stdout.join().expect(read), stderr.join().expect(read)))
+}
+
+/// The objects in what was printed: one a line, or one array of them.
+fn objects(stdout: &str) -> Vec<Value> {
+    if let Ok(Value::Array(all)) = serde_json::from_str(stdout) {
+        return all;
+    }
+    stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// Asks the system to forget a file's pages. What it keeps costs accuracy, not rightness.
+fn evict(path: &Path) {
+    if let Ok(file) = File::open(path) {
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_found_in_lines_and_arrays() {
+        assert_eq!(objects("{\"a\": 1}\nnoise\n{\"a\": 2}\n").len(), 2);
+        assert_eq!(objects("[\n {\"a\": 1},\n {\"a\": 2}\n]\n").len(), 2);
+        assert!(objects("nothing").is_empty());
+    }
+}

@@ -1,0 +1,139 @@
+//! The whole way, with a program that only pretends to measure.
+
+use ls_paper::{Inputs, Job, Ledger, Machine, Model, PANELS, Programs, fill, jobs, page, run};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Prints what `ls-run bench` would, after a line in `calls`; refuses budgets for `oracle` as too small.
+const FAKE: &str = r#"#!/bin/sh
+echo "$*" >> "$(dirname "$0")/calls"
+case "$*" in *oracle*) echo "no room" >&2; exit 6;; esac
+echo '{"rep": 0, "decode_tok_s": 10.0, "bound_of_reads_fraction": 0.5, "bytes_read_per_token": 2000000, "perplexity": 20.5}'
+"#;
+
+struct Bench {
+    folder: tempfile::TempDir,
+    inputs: Inputs,
+    programs: Programs,
+}
+
+fn bench() -> Bench {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("fake"), FAKE).unwrap();
+    fs::set_permissions(at("fake"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(at("model.lsb"), "a bundle").unwrap();
+    fs::write(at("text.txt"), "a text").unwrap();
+    let model = Model {
+        name: "model".into(),
+        bundle: at("model.lsb"),
+        bundle_bytes: 100 << 20,
+        source: None,
+        peer: None,
+        recipe: "quick".into(),
+        artifacts: at("artifacts"),
+    };
+    let inputs = Inputs {
+        models: vec![model],
+        prompts: vec![at("text.txt")],
+        calibration: Vec::new(),
+        truthfulqa: None,
+        qasper: None,
+        coqa: None,
+        peers: false,
+        quick: true,
+    };
+    let programs = Programs::new(&at("fake"), &at("fake"), None).unwrap();
+    Bench { folder, inputs, programs }
+}
+
+impl Bench {
+    fn ledger(&self) -> Ledger {
+        Ledger::open(&self.path("results.jsonl")).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn calls(&self) -> usize {
+        fs::read_to_string(self.path("calls")).map_or(0, |text| text.lines().count())
+    }
+}
+
+fn measure(bench: &Bench, jobs: &[Job]) -> usize {
+    run(jobs, &bench.programs, &mut bench.ledger(), |_, _, _| {}).unwrap()
+}
+
+#[test]
+fn work_goes_on_where_it_was_and_is_told_whole() {
+    let bench = bench();
+    let jobs = jobs(&bench.inputs);
+    let (first, rest) = jobs.split_at(jobs.len() / 2);
+    assert!(measure(&bench, first) > 0);
+    let half = bench.calls();
+    // A crash in the midst of a line.
+    let mut bytes = fs::read(bench.path("results.jsonl")).unwrap();
+    bytes.extend(b"{\"key\": \"torn");
+    fs::write(bench.path("results.jsonl"), bytes).unwrap();
+    measure(&bench, &jobs);
+    let all = bench.calls();
+    assert!(all <= half + rest.len(), "{all} calls, {half} before, {} new jobs", rest.len());
+    assert_eq!(measure(&bench, &jobs), 0, "all are done");
+    assert_eq!(bench.calls(), all);
+
+    let filled = fill(&jobs, &bench.programs, &bench.ledger()).unwrap();
+    assert_eq!(filled.len(), PANELS.len());
+    let figure_8 = filled.iter().find(|panel| panel.panel.id == "figure-8").unwrap();
+    let dense = figure_8.series.iter().find(|series| series.name == "dense").unwrap();
+    let point = &dense.points[0];
+    assert_eq!(
+        (point.x, point.y, point.low, point.high, point.repetitions),
+        (37.5, 10.0, 10.0, 10.0, 2)
+    );
+    assert!(point.command.starts_with("ls-run bench "), "{}", point.command);
+    let empty = filled.iter().find(|panel| panel.panel.id == "table-3").unwrap();
+    assert!(empty.missing.unwrap().contains("GPU"));
+
+    let html = page(&filled, &Machine::this(), &["A <note>.".to_owned()]);
+    assert!(
+        html.contains("A &lt;note&gt;.") && html.contains("<svg") && html.contains("Figure 8.")
+    );
+    assert!(!html.contains("http://") || html.contains("xmlns=\"http://www.w3.org/2000/svg\""));
+}
+
+#[test]
+fn another_input_is_another_job() {
+    let bench = bench();
+    let key = |jobs: &[Job]| jobs[0].key(&bench.programs).unwrap();
+    let before = key(&jobs(&bench.inputs));
+    assert_eq!(before, key(&jobs(&bench.inputs)));
+    fs::write(bench.path("model.lsb"), "another!").unwrap();
+    assert_ne!(before, key(&jobs(&bench.inputs)));
+}
+
+#[test]
+fn what_does_not_fit_is_an_answer_and_is_told() {
+    let mut bench = bench();
+    bench.inputs.quick = false;
+    let oracle = |job: &Job| job.args.iter().any(|arg| arg == "oracle");
+    let jobs: Vec<Job> = jobs(&bench.inputs).into_iter().filter(oracle).collect();
+    assert_eq!(measure(&bench, &jobs), jobs.len());
+    assert_eq!(measure(&bench, &jobs), 0, "a refusal is not asked for again");
+    let filled = fill(&jobs, &bench.programs, &bench.ledger()).unwrap();
+    let figure_8 = filled.iter().find(|panel| panel.panel.id == "figure-8").unwrap();
+    assert!(
+        figure_8.series.is_empty() && figure_8.failed.iter().all(|(_, error)| error == "no room")
+    );
+    assert_eq!(figure_8.failed.len(), 7, "one for each budget");
+}
+
+#[test]
+fn a_foreign_ledger_is_refused() {
+    let bench = bench();
+    fs::write(bench.path("results.jsonl"), "{\"key\": 1}\n").unwrap();
+    let error = Ledger::open(&bench.path("results.jsonl")).unwrap_err().to_string();
+    assert!(error.contains("line 1"), "{error}");
+    assert!(Ledger::open(Path::new("/nowhere/results.jsonl")).is_err());
+}
