@@ -4,6 +4,7 @@
 //! end where the model ends them, at a stop string (which is not part of the text), at a limit, or when whoever listens
 //! has had enough. After an error the speaker takes the next prompt as if nothing had happened.
 
+use crate::likelihood;
 use ls_bundle::Bundle;
 use ls_engine::sampler::{Sampler, SamplerOptions};
 use ls_engine::tokenizer::{TextDecoder, text_bytes};
@@ -11,6 +12,9 @@ use ls_engine::{Engine, EngineError};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Tokens that one pass scores at most.
+pub(crate) const SCORED_TOKENS: u32 = 64;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -151,6 +155,49 @@ impl Speaker {
         }
         self.speak(question, most, started, &mut answer, listen)?;
         Ok(answer)
+    }
+
+    /// ln P(`continuation` | `prompt`), nats, summed over the continuation's tokens. What the KV cache holds of the prompt
+    /// is not computed again. `by_decode`: token by token, as text is generated; else in passes, which is faster and
+    /// needs a plan for as many scored tokens.
+    ///
+    /// # Errors
+    /// Both together are longer than the context, or a read failed.
+    pub(crate) fn log_likelihood(
+        &mut self,
+        prompt: &[u32],
+        continuation: &[u32],
+        by_decode: bool,
+    ) -> Result<f64, EngineError> {
+        self.rewind_to(prompt);
+        let (&last, before) = prompt.split_last().expect("a prompt has a token");
+        while self.held.len() < before.len() {
+            let left = &before[self.held.len()..];
+            let pass = &left[..left.len().min(self.pass_tokens as usize)];
+            self.engine.prefill_part(pass, 1)?;
+            self.held.extend_from_slice(pass);
+        }
+        let tokens: Vec<u32> = [last].into_iter().chain(continuation.iter().copied()).collect();
+        let mut nll = 0.0;
+        if by_decode {
+            for (index, pair) in tokens.windows(2).enumerate() {
+                // The prompt's last token is still the prompt's: prefill is dense in all systems.
+                let logits = match index {
+                    0 => self.engine.prefill(&pair[..1], 0)?,
+                    _ => self.engine.decode(pair[0], 0)?,
+                };
+                nll += likelihood::nll(logits, pair[1]);
+                self.held.push(pair[0]);
+            }
+            return Ok(-nll);
+        }
+        let step = SCORED_TOKENS.min(self.pass_tokens) as usize;
+        for start in (0..continuation.len()).step_by(step) {
+            let window = &tokens[start..tokens.len().min(start + step + 1)];
+            nll += self.engine.score_on(window, 1)?.iter().map(|&x| f64::from(x)).sum::<f64>();
+            self.held.extend_from_slice(&window[..window.len() - 1]);
+        }
+        Ok(-nll)
     }
 
     /// Forgets what `prompt` does not begin with, and at least its last token, whose logits are wanted. Returns how much

@@ -2,6 +2,7 @@
 
 use crate::cmd::chat::ChatArgs;
 use crate::cmd::doctor::DoctorArgs;
+use crate::cmd::eval::EvalCommand;
 use crate::cmd::profile::{ProfileArgs, TuneArgs};
 use crate::system::{PolicyArgs, named};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -55,13 +56,6 @@ pub(crate) enum Command {
     Inspect(FileArgs),
     /// Read all of a bundle and check every byte.
     Verify(FileArgs),
-}
-
-/// Measurements of quality.
-#[derive(Debug, Subcommand)]
-pub(crate) enum EvalCommand {
-    /// Perplexity of a text: windows of fixed length, the second half of each scored.
-    Perplexity(PerplexityArgs),
 }
 
 /// How results are accumulated and where the model runs: common to all commands that run it.
@@ -234,34 +228,6 @@ pub(crate) struct PlanArgs {
     /// Length of the prompt to plan for, in tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub(crate) prompt_tokens: u32,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// `ls-run eval perplexity`.
-#[derive(Args, Debug)]
-#[command(
-    after_help = "Example:\n  ls-run eval perplexity model.lsb --text wiki.txt --tokens 4096 --memory 128MiB"
-)]
-pub(crate) struct PerplexityArgs {
-    #[command(flatten)]
-    pub(crate) run: RunArgs,
-    /// The text.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) text: PathBuf,
-    /// Only this many tokens of it.
-    #[arg(long, value_name = "N")]
-    pub(crate) tokens: Option<usize>,
-    /// Tokens of a window.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
-    pub(crate) window: u32,
-    /// Score with decode's arithmetic, a token at a time, as text is generated. Sparse systems always do.
-    #[arg(long)]
-    pub(crate) decode: bool,
-    /// Hold what a sparse system chooses against what a dense run of the same tokens wants most, which is run first.
-    #[arg(long)]
-    pub(crate) audit: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

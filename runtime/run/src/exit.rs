@@ -1,5 +1,6 @@
 //! Exit codes: one a kind of failure, so that scripts need not read messages. The same numbers in `ls-prep`.
 
+use crate::cmd::eval::data::{Class, DataError};
 use ls_bundle::ErrorClass;
 use ls_engine::{EngineError, EngineErrorKind};
 
@@ -63,6 +64,13 @@ impl Exit {
             if let Some(error) = cause.downcast_ref::<ls_cuda::CudaError>() {
                 let asked_too_much = error.is_unsupported() || error.is_absent();
                 return if asked_too_much { Exit::Unsupported } else { Exit::Io };
+            }
+            if let Some(error) = cause.downcast_ref::<DataError>() {
+                return match error.class() {
+                    Class::Corrupt => Exit::Corrupt,
+                    Class::Incomplete => Exit::Incomplete,
+                    Class::Foreign => Exit::Unsupported,
+                };
             }
             if cause.is::<UsageError>() {
                 return Exit::Usage;

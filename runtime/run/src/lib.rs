@@ -7,6 +7,7 @@ pub mod args;
 mod cmd;
 mod disk;
 pub mod exit;
+mod likelihood;
 mod progress;
 pub mod session;
 mod system;
@@ -15,7 +16,7 @@ mod tuning;
 
 pub use cmd::plan_json;
 
-use args::{Cli, Command, EvalCommand};
+use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use exit::Exit;
 use std::process::ExitCode;
@@ -33,7 +34,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => cmd::generate::run(&args),
         Command::Chat(args) => cmd::chat::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
-        Command::Eval(EvalCommand::Perplexity(args)) => cmd::eval::perplexity(&args),
+        Command::Eval(command) => cmd::eval::run(&command),
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Tune(args) => cmd::profile::tune(&args),

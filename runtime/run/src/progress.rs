@@ -1,5 +1,5 @@
 //! [`Line`]: how far something is, on stderr, for a terminal, once it takes over two seconds; and [`Progress`], the same
-//! for bytes, with rate and time left.
+//! for what can be counted, with rate and time left.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -45,31 +45,43 @@ impl Line {
     }
 }
 
-/// Bytes done of bytes to do.
+/// What is done of what is to do: bytes, or things that are counted.
 #[derive(Debug)]
 pub(crate) struct Progress {
     what: &'static str,
+    /// What is counted; None: bytes.
+    unit: Option<&'static str>,
     total: u64,
     done: u64,
     line: Line,
 }
 
 impl Progress {
-    /// Starts counting.
+    /// Starts counting bytes.
     #[must_use]
     pub(crate) fn new(what: &'static str, total: u64) -> Progress {
-        Progress { what, total, done: 0, line: Line::new() }
+        Progress { what, unit: None, total, done: 0, line: Line::new() }
     }
 
-    /// `bytes` more are done.
-    pub(crate) fn add(&mut self, bytes: u64) {
-        self.done += bytes;
-        let Progress { what, total, done, .. } = *self;
+    /// Starts counting `unit`s, in the plural.
+    #[must_use]
+    pub(crate) fn of(what: &'static str, total: u64, unit: &'static str) -> Progress {
+        Progress { unit: Some(unit), ..Progress::new(what, total) }
+    }
+
+    /// So many more are done.
+    pub(crate) fn add(&mut self, more: u64) {
+        self.done += more;
+        let Progress { what, unit, total, done, .. } = *self;
         let rate = done.max(1) as f64 / self.line.elapsed().as_secs_f64();
         self.line.show(|| {
             let left = total.saturating_sub(done) as f64 / rate;
             let percent = 100.0 * done as f64 / total.max(1) as f64;
-            format!("{what} {percent:.0} %, {:.0} MB/s, {left:.0} s left", rate / 1e6)
+            let rate = match unit {
+                None => format!("{:.0} MB/s", rate / 1e6),
+                Some(unit) => format!("{rate:.1} {unit}/s"),
+            };
+            format!("{what} {percent:.0} %, {rate}, {left:.0} s left")
         });
     }
 

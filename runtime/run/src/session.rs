@@ -178,17 +178,36 @@ impl Session {
         audit: bool,
         script: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let wanted = |columns: &Columns| audit || columns.knows_the_future();
-        let Some(columns) = self.system.columns.filter(wanted) else { return Ok(()) };
+        match self.system.columns.filter(|columns| audit || columns.knows_the_future()) {
+            Some(_) => self.run_dense(workload, tokens, audit, script),
+            None => Ok(()),
+        }
+    }
+
+    /// The same whether the policies need it or not.
+    pub(crate) fn run_dense(
+        &mut self,
+        workload: Workload,
+        tokens: usize,
+        audit: bool,
+        script: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let mut args = self.args.clone();
         args.policies = PolicyArgs::default();
         args.policies.system = Some(Row::Dense);
-        let dense = Session::open(&args)?;
+        let mut dense = Session::open(&args)?;
+        dense.reserve(self.reserved);
         let recording =
-            Recording::with_capacity(self.bundle.weights(), tokens, |blocks| columns.count(blocks));
+            self.system.columns.filter(|columns| audit || columns.knows_the_future()).map(
+                |columns| {
+                    Recording::with_capacity(self.bundle.weights(), tokens, |b| columns.count(b))
+                },
+            );
         let plan = dense.plan(workload)?;
         let (_bundle, mut engine) = dense.start(&plan, workload)?;
-        engine.record(recording);
+        if let Some(recording) = recording {
+            engine.record(recording);
+        }
         script(&mut engine)?;
         self.recording = engine.take_recording().map(Arc::new);
         drop(engine);

@@ -91,7 +91,11 @@ fn every_command_explains_itself() {
         let text = String::from_utf8(out.stdout).unwrap();
         assert!(text.contains("Example") && text.contains("ls-run "), "{command} --help: {text}");
     }
-    assert!(run(&["eval", "perplexity", "--help"]).status.success());
+    for task in ["perplexity", "divergence", "truthfulqa", "qasper", "coqa", "qa"] {
+        let out = run(&["eval", task, "--help"]);
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(text.contains("Example") && text.contains("--resume"), "eval {task}: {text}");
+    }
 }
 
 #[test]
