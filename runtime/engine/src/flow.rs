@@ -30,6 +30,8 @@ use ls_sync::Slot;
 
 /// Most expected blocks that are read at the same time: wanted ones, which may come any moment, wait behind them.
 const MAX_AHEAD_READS: u32 = 24;
+/// Parts of what is wanted that come in order of priority.
+const STAGES: usize = 4;
 /// Blocks that run together where slots are few: each call that computes costs a little.
 const FEW: usize = 8;
 
@@ -218,9 +220,12 @@ impl Flow {
             }
         }
         self.usable = self.ready.len();
-        // Where small reads are dear and most of a layer is to be read, large reads are worth more than their order.
-        if self.merge.is_some() && 2 * self.wanted.len() > self.ffn(layer).blocks() as usize {
-            self.wanted.sort_unstable();
+        // Where small reads are dear so is jumping about: each stage is read in the order of the file; all of a layer is, if
+        // most of it is to be read.
+        if self.merge.is_some() {
+            let most = 2 * self.wanted.len() > self.ffn(layer).blocks() as usize;
+            let stage = self.wanted.len().div_ceil(if most { 1 } else { STAGES }).max(1);
+            self.wanted.chunks_mut(stage).for_each(<[u32]>::sort_unstable);
         }
         self.wanted.reverse();
         // What was read ahead has been asked for now, or was read in vain.
