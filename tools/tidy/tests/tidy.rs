@@ -13,6 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ls-compute", &["ls-bundle"]),
     ("ls-cpu", &["ls-bundle", "ls-compute", "ls-sync"]),
     ("ls-cuda", &["ls-bundle", "ls-compute"]),
+    ("ls-opencl", &["ls-bundle", "ls-compute"]),
     ("ls-io", &["ls-sync"]),
     ("ls-cache", &["ls-bundle", "ls-hash"]),
     ("ls-control", &["ls-bundle"]),
@@ -32,6 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ls-cuda",
             "ls-engine",
             "ls-io",
+            "ls-opencl",
             "ls-sync",
         ],
     ),
@@ -81,7 +83,8 @@ const NOT_ON_DEVICE: &[&str] = &[
 ];
 
 /// Crates that may hold unsafe code; all others forbid it. That of ls-fuzz is the allocator that counts for it.
-const MAY_BE_UNSAFE: &[&str] = &["ls-sync", "ls-io", "ls-cpu", "ls-cuda", "ls-hash", "ls-fuzz"];
+const MAY_BE_UNSAFE: &[&str] =
+    &["ls-sync", "ls-io", "ls-cpu", "ls-cuda", "ls-opencl", "ls-hash", "ls-fuzz"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
