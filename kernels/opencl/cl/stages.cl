@@ -15,8 +15,7 @@
 #define LINE 32
 #define POSTED 0
 #define ABORT LINE
-#define STATUS (2 * LINE)
-#define DONE (3 * LINE)
+#define DONE (2 * LINE)
 
 // The host is part of it. PoCL 3.1 has the scope but not its name in OpenCL C 3.0; its device is the host's processor.
 #if defined(__opencl_c_atomic_scope_all_devices) || __OPENCL_C_VERSION__ < 300
@@ -25,7 +24,6 @@
 #define SCOPE memory_scope_device
 #endif
 
-#define TIMED_OUT 2
 #define NONE (~(uint)0)
 // Neurons that a work-group has at a time, and work-items of each.
 #define BATCH 8
@@ -33,7 +31,7 @@
 
 typedef struct {
     uint stride, block_neurons, hidden;
-    uint first_stage, stages, first_entry, launch, most_spins;
+    uint first_stage, stages, first_entry, most_spins;
 } Launch;
 
 // Waits for stage `stage`; the number of the entry behind it, or NONE.
@@ -45,7 +43,6 @@ uint wait_for(global atomic_uint* flags, global const uint* ends, uint stage, co
         if ((int)(posted - stage) > 0) return ends[stage % STAGE_RING];
     }
     atomic_store_explicit(flags + ABORT, 1, memory_order_relaxed, SCOPE);
-    atomic_store_explicit(flags + STATUS, p.launch * 4 + TIMED_OUT, memory_order_release, SCOPE);
     return NONE;
 }
 

@@ -14,6 +14,8 @@ use opencl3::memory::{Buffer, CL_MEM_READ_ONLY, CL_MEM_USE_HOST_PTR};
 pub(crate) const STAGING_BYTES: usize = 4 << 20;
 /// A buffer is written again when the next but one is full: kernels that use it were started before then.
 pub(crate) const STAGINGS: usize = 3;
+/// Kept pieces but the last have a multiple of so many bytes.
+const KEPT_ALIGNMENT: usize = 4096;
 /// What pieces of a staging buffer start at multiples of.
 const PIECE_ALIGNMENT: usize = 256;
 
@@ -71,7 +73,16 @@ impl Weights {
 
     /// Takes bytes that will neither change nor move while the backend lives; they start where the bundle has a multiple of
     /// 64. An error if there is no room for them.
+    ///
+    /// Drivers limit a single piece of memory, often to a quarter of all: more is kept as several. What lies across a
+    /// border is copied when a call brings it.
     pub(crate) fn keep(&mut self, bytes: &[u8]) -> Result<(), Kind> {
+        let most = usize::try_from(self.device.info().piece_bytes).unwrap_or(usize::MAX);
+        let most = (most / KEPT_ALIGNMENT * KEPT_ALIGNMENT).max(KEPT_ALIGNMENT);
+        bytes.chunks(most).try_for_each(|piece| self.keep_piece(piece))
+    }
+
+    fn keep_piece(&mut self, bytes: &[u8]) -> Result<(), Kind> {
         let (start, len) = (bytes.as_ptr().addr(), bytes.len());
         let memory = if self.in_place {
             let host = bytes.as_ptr().cast_mut().cast();

@@ -67,6 +67,22 @@ fn q8_0_cache() {
     suite(DType::F16, KvDType::Q8_0, 4);
 }
 
+/// As where a driver limits the pieces of memory: rows and blocks lie across borders, and some are not kept at all.
+#[test]
+fn weights_kept_in_pieces() {
+    let device = device();
+    for model in models(DType::Q4_0, KvDType::F16, 5) {
+        check(&model, &|setup: Setup<'_>| {
+            let mut backend = make(&device, Some(true))(setup);
+            let pieces = model.image.chunks(64 * 37).enumerate();
+            pieces
+                .filter(|(index, _)| index % 5 != 3)
+                .for_each(|(_, piece)| assert!(backend.keep(piece)));
+            backend
+        });
+    }
+}
+
 /// Bits of gate, up and down.
 const BITS: [[u32; 3]; 7] =
     [[1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 4, 4], [2, 3, 2], [1, 4, 3], [3, 3, 0]];

@@ -10,6 +10,7 @@ use ls_bundle::extent::BLOCK_ALIGNMENT;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{ModelConfig, WeightMap};
 use ls_io::Alignment;
+use ls_sync::page_bytes;
 
 /// Tokens of a pass that every plan can afford; fewer only for a shorter prompt.
 const MIN_PASS_TOKENS: u32 = 16;
@@ -19,8 +20,6 @@ const MIN_CONTEXT: u32 = 128;
 pub const DEFAULT_CONTEXT: u32 = 2048;
 /// Embedding rows read at the same time.
 pub const ROW_BUFFERS: u32 = 8;
-/// Address space is handed out in pages.
-const PAGE: u64 = 4096;
 /// Reads in flight of the smallest plan: one being computed with, one on its way.
 const MIN_DEPTH: u32 = 2;
 
@@ -475,7 +474,8 @@ impl Planner<'_> {
     fn overhead(&self, context: u32, pass_tokens: u32, ring: u64) -> ByteCount {
         let backend = (self.backend_bytes)(context, pass_tokens.max(1));
         let sections = self.map.layers.len() as u64 + 2;
-        let slack = sections * (2 * u64::from(self.request.alignment.offset).max(1) + PAGE);
+        let slack =
+            sections * (2 * u64::from(self.request.alignment.offset).max(1) + page_bytes() as u64);
         let rows = if ring > 0 { self.row_buffers() } else { 0 };
         let sampler = sampler_bytes(self.config.vocab_size);
         self.request.fixed
@@ -487,7 +487,7 @@ impl Planner<'_> {
 
     /// The window of a read of `len` bytes, rounded to pages.
     fn buffer(&self, len: u64) -> u64 {
-        (len + 2 * u64::from(self.request.alignment.offset)).next_multiple_of(PAGE)
+        (len + 2 * u64::from(self.request.alignment.offset)).next_multiple_of(page_bytes() as u64)
     }
 
     fn row_buffers(&self) -> u64 {

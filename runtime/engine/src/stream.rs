@@ -9,11 +9,9 @@ use crate::error::EngineError;
 use crate::stats::Stats;
 use ls_bundle::extent::Extent;
 use ls_io::{Alignment, BlockRead, BlockStore, Completion, Wait};
-use ls_sync::Slot;
+use ls_sync::{Slot, page_bytes};
 use std::time::Instant;
 
-/// Buffers start and end on pages.
-const PAGE: usize = 4096;
 /// Tags of row reads have this bit, those of blocks the next; the others are places in the ring.
 const ROW: u32 = 1 << 31;
 const BLOCK: u32 = 1 << 30;
@@ -125,9 +123,10 @@ impl Stream {
             pieces.iter().map(|&piece| WindowedRead::around(piece, alignment)).collect()
         };
         let lists: Vec<_> = lists.iter().map(windows).collect();
-        let all = lists.iter().flatten();
-        let longest = all.map(|piece| piece.len.next_multiple_of(PAGE)).max().unwrap_or(0);
-        let row_len = (row_bytes as usize + 2 * alignment.offset as usize).next_multiple_of(PAGE);
+        // Buffers start and end on pages.
+        let (all, page) = (lists.iter().flatten(), page_bytes());
+        let longest = all.map(|piece| piece.len.next_multiple_of(page)).max().unwrap_or(0);
+        let row_len = (row_bytes as usize + 2 * alignment.offset as usize).next_multiple_of(page);
         let places = |count: u32, len: usize| -> Result<Vec<Place>, EngineError> {
             let mut room = allocate(count as usize * len)?;
             let mut place = || {
@@ -162,7 +161,8 @@ impl Stream {
     ) -> Result<Vec<(Slot, usize)>, EngineError> {
         let alignment = self.store.alignment();
         let reads: Vec<_> = extents.iter().map(|&e| WindowedRead::around(e, alignment)).collect();
-        let len = reads.iter().map(|read| read.len.next_multiple_of(PAGE)).sum();
+        let page = page_bytes();
+        let len = reads.iter().map(|read| read.len.next_multiple_of(page)).sum();
         let mut room = allocate(len)?;
         let mut loaded: Vec<Option<(Slot, usize)>> = reads.iter().map(|_| None).collect();
         let (mut next, mut arrived) = (0, 0);
@@ -170,7 +170,7 @@ impl Stream {
         while arrived < reads.len() {
             while next < reads.len() && self.store.in_flight() < self.store.depth() {
                 let WindowedRead { offset, len, .. } = reads[next];
-                let rest = room.split_off(len.next_multiple_of(PAGE));
+                let rest = room.split_off(len.next_multiple_of(page));
                 let into = std::mem::replace(&mut room, rest);
                 let read = BlockRead { offset, len, into, tag: next as u32 };
                 self.store.submit(read).expect("a store below its depth takes a read");

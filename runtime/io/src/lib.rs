@@ -36,5 +36,5 @@ pub use probe::{DiskProfile, probe};
 pub use sim::{Event, Faults, SimOptions, SimStore};
 pub use store::{
     Alignment, BlockRead, BlockStore, Completion, Counters, MAX_DEPTH, Opened, Prefer,
-    StoreOptions, Wait, open, window,
+    StoreOptions, Wait, is_android, open, window,
 };

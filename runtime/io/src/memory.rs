@@ -22,12 +22,6 @@ pub fn peak_resident_bytes() -> Result<u64, IoError> {
     proc_figure("/proc/self/status", "VmHWM:")
 }
 
-/// Bytes that the whole system could still give out without swapping (`MemAvailable`). Knows nothing of a limit set on
-/// a group of processes.
-pub fn available_bytes() -> Result<u64, IoError> {
-    proc_figure("/proc/meminfo", "MemAvailable:")
-}
-
 /// Bytes that this process made storage read; page cache hits do not count.
 pub fn io_read_bytes() -> Result<u64, IoError> {
     proc_figure("/proc/self/io", "read_bytes:")
@@ -177,7 +171,6 @@ mod tests {
         let after = resident_bytes().unwrap();
         assert!(after >= before + (24 << 20), "{before} -> {after}");
         assert!(peak_resident_bytes().unwrap() >= after);
-        assert!(available_bytes().unwrap() > 0);
     }
 
     #[test]

@@ -189,7 +189,7 @@ pub fn open(path: &Path, options: &StoreOptions) -> Result<Opened, IoError> {
     let ring = match options.prefer {
         Prefer::Pread => false,
         Prefer::Uring => true,
-        Prefer::Auto => source.direct,
+        Prefer::Auto => source.direct && !is_android(Path::new("/")),
     };
     if ring {
         match open_ring(&source, depth) {
@@ -204,12 +204,21 @@ pub fn open(path: &Path, options: &StoreOptions) -> Result<Opened, IoError> {
     Ok(Opened { store, warnings })
 }
 
+/// Whether the system whose files lie below `root` is Android. Asking for a ring is not safe there, not even to find out:
+/// the sandbox of its programs ends the process. So a program for plain Linux that runs there must look first.
+#[must_use]
+pub fn is_android(root: &Path) -> bool {
+    cfg!(target_os = "android") || root.join("system/build.prop").exists()
+}
+
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn open_ring(source: &Arc<Source>, depth: u32) -> io::Result<Box<dyn BlockStore>> {
+    if is_android(Path::new("/")) {
+        return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+    }
     Ok(Box::new(crate::uring::UringStore::new(source, depth)?))
 }
 
-/// Asking for a ring is not safe here: Android's sandbox ends the process.
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 fn open_ring(_: &Arc<Source>, _: u32) -> io::Result<Box<dyn BlockStore>> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))

@@ -64,7 +64,7 @@ pub struct RunArgs {
     /// The bundle.
     pub(crate) bundle: PathBuf,
     /// Cap on resident bytes of this process, its page cache included: 96MiB, 1.5GiB, or bytes. [default: what the
-    /// machine has available]
+    /// machine and the control group have available, less a margin; it is printed]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "weight_cache")]
     pub(crate) memory: Option<ByteCount>,
     /// Budget as the paper counts it: this share of the weights resident, everything else on top (20%).
@@ -73,7 +73,7 @@ pub struct RunArgs {
     /// Context in tokens. [default: the model's, at most 2048, lowered to what the budget allows]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) context: Option<u32>,
-    /// Threads that compute. [default: the cores of this machine that the process may use]
+    /// Threads that compute. [default: the big cores that the process may use, within its quota]
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: Option<u16>,
     /// Number format of the KV cache; q8_0 takes about half the memory of f16.
@@ -103,7 +103,10 @@ pub(crate) enum BackendChoice {
     Cpu,
     /// An NVIDIA GPU, with the resident weights in its memory, or an error.
     Cuda,
-    /// An NVIDIA GPU if there is one, else the processor.
+    /// What an OpenCL driver offers, a GPU first, or an error.
+    #[value(name = "opencl")]
+    OpenCl,
+    /// An NVIDIA GPU if there is one, else a GPU with an OpenCL driver, else the processor.
     Auto,
 }
 
@@ -199,6 +202,9 @@ pub(crate) struct GenerateArgs {
     /// Write what the engine did when to a file that https://ui.perfetto.dev opens.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) trace: Option<PathBuf>,
+    /// Tell what sensors show while it decodes: temperature, clocks, energy a token.
+    #[arg(long)]
+    pub(crate) stats: bool,
     /// Print one JSON object with tokens, text and statistics instead of the text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -262,6 +268,9 @@ pub(crate) struct BenchArgs {
     /// Repetitions; one line each.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reps: u32,
+    /// Tell what sensors show while it decodes: temperature, clocks, energy a token.
+    #[arg(long)]
+    pub(crate) stats: bool,
     /// Print JSON, one object a line.
     #[arg(long)]
     pub(crate) json: bool,

@@ -72,6 +72,10 @@ impl Exit {
                     Class::Foreign => Exit::Unsupported,
                 };
             }
+            if let Some(error) = cause.downcast_ref::<ls_opencl::OpenClError>() {
+                let asked_too_much = error.is_unsupported() || error.is_absent();
+                return if asked_too_much { Exit::Unsupported } else { Exit::Io };
+            }
             if cause.is::<UsageError>() {
                 return Exit::Usage;
             }

@@ -2,11 +2,13 @@
 //! [`session::Session`], from flags to an open engine; [`answer::Speaker`], from prompts to answers.
 #![forbid(unsafe_code)]
 
+mod accelerator;
 pub mod answer;
 pub mod args;
 mod cmd;
 mod disk;
 pub mod exit;
+mod host;
 mod likelihood;
 mod progress;
 pub mod session;

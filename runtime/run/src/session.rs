@@ -1,8 +1,10 @@
 //! [`Session`]: from flags to an open engine, with every byte planned on the way.
 
-use crate::args::{BackendChoice, IoChoice, KvChoice, RunArgs, VerifyChoice};
+use crate::accelerator::Accelerator;
+use crate::args::{IoChoice, KvChoice, RunArgs, VerifyChoice};
 use crate::disk::{self, Shape};
 use crate::exit::UsageError;
+use crate::host::{DefaultBudget, Root};
 use crate::system::{PolicyArgs, System};
 use crate::tuning;
 use anyhow::Context;
@@ -11,7 +13,6 @@ use ls_bundle::{BlockChecksums, Bundle};
 use ls_compute::ComputeBackend;
 use ls_control::Lut;
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
-use ls_cuda::{CudaBackend, CudaOptions, Device, KernelSource};
 use ls_engine::memory::{BackendBytes, Budget, BudgetTooSmall, MemoryPlan, Need, PlanRequest};
 use ls_engine::sparse;
 use ls_engine::system::{Columns, ControllerKind, System as Row};
@@ -43,8 +44,10 @@ pub struct Session {
     store: Box<dyn BlockStore>,
     /// Kept free beside the plan.
     reserved: ByteCount,
+    /// The budget, where the flags name none.
+    default_budget: Option<DefaultBudget>,
     /// What computes, if not the processor. Opened before a plan is made: what its driver takes is resident by then.
-    device: Option<Device>,
+    device: Option<Accelerator>,
 }
 
 /// Sizes that a plan depends on.
@@ -69,6 +72,7 @@ impl Session {
             VerifyChoice::Never => BlockChecksums::Drop,
             VerifyChoice::First | VerifyChoice::Always => BlockChecksums::Keep,
         };
+        let host = Root::here();
         let bundle = Bundle::open_with(&args.bundle, checksums)?;
         let options = StoreOptions {
             depth: disk::MAX_DEPTH + MAX_BLOCK_READS + ls_engine::memory::ROW_BUFFERS,
@@ -85,14 +89,28 @@ impl Session {
         }
         let threads = match args.threads {
             Some(threads) => usize::from(threads),
-            None => std::thread::available_parallelism().map_or(1, usize::from),
+            None => host.threads().count,
+        };
+        let default_budget = match (args.memory, args.weight_cache) {
+            (None, None) => Some(default_budget(&host)?),
+            _ => None,
         };
         let system = System::of(&args.policies, &bundle);
-        let device = device(args.backend)?;
+        let device = Accelerator::open(args.backend)?;
         let (args, store, reserved) = (args.clone(), opened.store, ByteCount(0));
         let (table, recording) = (None, None);
-        let mut session =
-            Session { bundle, threads, system, table, recording, args, store, reserved, device };
+        let mut session = Session {
+            bundle,
+            threads,
+            system,
+            table,
+            recording,
+            args,
+            store,
+            reserved,
+            default_budget,
+            device,
+        };
         session.find_table()?;
         Ok(session)
     }
@@ -262,7 +280,7 @@ impl Session {
     fn request(&self, workload: Workload, shape: Shape) -> anyhow::Result<PlanRequest> {
         let stacks = THREAD_ALLOWANCE * self.threads as u64;
         Ok(PlanRequest {
-            budget: self.args.budget(ByteCount(available()?)),
+            budget: self.args.budget(self.default_budget.map_or(ByteCount::ZERO, |it| it.bytes)),
             fixed: ByteCount(resident()? + CODE_ALLOWANCE + stacks) + self.reserved,
             context: self.args.context,
             prompt_tokens: workload.prompt_tokens,
@@ -285,14 +303,11 @@ impl Session {
 
     fn backend_bytes(&self, workload: Workload) -> impl Fn(u32, u32) -> BackendBytes {
         let (config, options) = (self.bundle.model(), self.cpu_options(workload));
-        let on_device = self.device.is_some();
         move |context, pass_tokens| {
-            if on_device {
-                let options = cuda_options(&CpuOptions { context, pass_tokens, ..options });
-                let (_, pinned) = CudaBackend::memory(config, &options);
-                return BackendBytes { kv_cache: ByteCount(0), activations: pinned };
-            }
             let options = CpuOptions { context, pass_tokens, ..options };
+            if let Some(device) = &self.device {
+                return device.host_bytes(config, &options);
+            }
             BackendBytes {
                 kv_cache: ls_cpu::kv_bytes(config, context, options.kv_cache),
                 activations: CpuBackend::memory(config, &options),
@@ -327,9 +342,7 @@ impl Session {
         let config = self.bundle.model();
         let backend: Box<dyn ComputeBackend> = match &self.device {
             None => Box::new(CpuBackend::new(config, vectors, &options)?),
-            Some(device) => {
-                Box::new(CudaBackend::new(device, config, &vectors, &cuda_options(&options))?)
-            }
+            Some(device) => device.backend(config, &vectors, &options)?,
         };
         let mut progress = crate::progress::Progress::new("loading", plan.resident().0);
         let verify = match self.args.verify {
@@ -364,33 +377,18 @@ impl Session {
     }
 }
 
-/// The device that was asked for; None: the processor.
-fn device(choice: BackendChoice) -> anyhow::Result<Option<Device>> {
-    if choice == BackendChoice::Cpu {
-        return Ok(None);
-    }
-    match Device::open(0, &KernelSource::default()) {
-        Ok(device) => Ok(Some(device)),
-        Err(error) if choice == BackendChoice::Auto && error.is_absent() => {
-            eprintln!("{error}; the processor computes");
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// The same sizes for a device.
-fn cuda_options(options: &CpuOptions) -> CudaOptions {
-    let CpuOptions { context, pass_tokens, scored_tokens, kv_cache, .. } = *options;
-    CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads: None, in_place: None }
-}
-
 fn resident() -> anyhow::Result<u64> {
     ls_io::memory::resident_bytes().context("reading this process's memory")
 }
 
-fn available() -> anyhow::Result<u64> {
-    ls_io::memory::available_bytes().context("reading the available memory")
+/// The budget of who names none, said on stderr.
+fn default_budget(host: &Root) -> anyhow::Result<DefaultBudget> {
+    let Some(budget) = host.memory().default_budget() else {
+        let text = "this system does not say how much memory is available: --memory SIZE does";
+        return Err(UsageError(text.into()).into());
+    };
+    eprintln!("{budget}");
+    Ok(budget)
 }
 
 /// The most that this process ever held, bytes.

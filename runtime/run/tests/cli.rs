@@ -1,5 +1,7 @@
 //! The program as a user meets it: exit codes, messages, streams.
 
+mod sample;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -133,4 +135,54 @@ fn what_plans_nothing_cannot_be_tuned() {
     refused(&[&["generate", path, "-p", "x"], &lut[..]].concat(), 2, &["dense.lut", "ls-run tune"]);
     let files = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(files, 1, "only the bundle is there");
+}
+
+/// Without OpenCL's library, without a driver and without a GPU: one line that says which, and the documented code.
+#[test]
+fn a_backend_that_is_not_there_is_named() {
+    let bundle = golden();
+    let folder = tempfile::tempdir().unwrap();
+    // The loader takes what it finds first, and this is no library.
+    std::fs::write(folder.path().join("libOpenCL.so.1"), "no library\n").unwrap();
+    let nowhere = folder.path().join("no-drivers");
+    let cases = [
+        ("opencl", "LD_LIBRARY_PATH", folder.path(), "libOpenCL.so.1"),
+        ("opencl", "OCL_ICD_VENDORS", nowhere.as_path(), "no OpenCL"),
+    ];
+    for (backend, name, value, word) in cases {
+        let out = Command::new(env!("CARGO_BIN_EXE_ls-run"))
+            .args(["plan", bundle.to_str().unwrap(), "--backend", backend])
+            .env(name, value)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(5), "{name}: {said}");
+        assert!(out.stdout.is_empty() && said.contains(word), "{name}: {said}");
+        assert!(!said.contains("panicked"), "{name}: {said}");
+    }
+    // Who leaves the choice to the program gets the processor.
+    let out = Command::new(env!("CARGO_BIN_EXE_ls-run"))
+        .args(["plan", bundle.to_str().unwrap(), "--backend", "auto", "--json"])
+        .env("LD_LIBRARY_PATH", folder.path())
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn sensors_are_told_when_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("noise.lsb");
+    sample::write(&bundle);
+    let bundle = bundle.to_str().unwrap();
+    let base = ["bench", bundle, "--prompt-tokens", "4", "-n", "4", "--reps", "1", "--json"];
+    let json = |args: &[&str]| -> serde_json::Value {
+        let out = run(args);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    };
+    assert_eq!(json(&base)["device"], serde_json::Value::Null);
+    let told = json(&[&base[..], &["--stats"]].concat());
+    assert_eq!(told["device"]["tokens"], 4);
+    assert!(told["device"]["seconds"].as_f64().unwrap() > 0.0, "{told}");
 }

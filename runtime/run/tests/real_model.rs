@@ -61,6 +61,26 @@ fn greedy_tokens_are_llama_cpps() {
     }
 }
 
+/// On PoCL where there is no GPU: right, but slow, so a few tokens only.
+#[test]
+#[ignore = "needs the real model: make test"]
+fn greedy_tokens_through_opencl_are_the_processors() {
+    for prompt in 1..=3 {
+        let text = reference(&format!("prompt{prompt}.txt"));
+        let args = ["generate", &bundle(), "-p", &text, "-n", "12", "--context", "512"];
+        let said = run_json(&[&args[..], &["--ignore-eos", "--backend", "opencl"]].concat());
+        let tokens: Vec<u64> =
+            said["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+        assert_eq!(tokens.len(), 12);
+        for (at, (token, step)) in tokens.iter().zip(reference_steps(prompt)).enumerate() {
+            if *token != step.0 {
+                assert!(step.1 < NEAR_TIE, "prompt {prompt}: token {at} is {token}, not {step:?}");
+                break;
+            }
+        }
+    }
+}
+
 /// Perplexity of llama.cpp on two windows of `datasets/tiny/lighthouse.txt`.
 const LIGHTHOUSE_PERPLEXITY: f64 = 24.1184;
 

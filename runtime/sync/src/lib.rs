@@ -13,5 +13,5 @@ mod stop;
 
 pub use backoff::Backoff;
 pub use flags::{Epoch, FlagIndex, FlagKind, StageFlags};
-pub use slot::{AllocateError, Slot, release_free_memory};
+pub use slot::{AllocateError, Slot, page_bytes, release_free_memory};
 pub use stop::{Stop, Stopped};

@@ -112,8 +112,7 @@ impl Slot {
         // SAFETY: advice on pages of our own mapping changes none of its bytes; the pages at the ends may be a
         // neighbour slot's, of the same mapping.
         unsafe {
-            let page = libc::sysconf(libc::_SC_PAGESIZE) as usize;
-            let before = self.ptr.addr() % page;
+            let before = self.ptr.addr() % page_bytes();
             libc::madvise(self.ptr.sub(before).cast(), self.len + before, libc::MADV_HUGEPAGE)
         };
     }
@@ -132,6 +131,15 @@ impl Slot {
         // SAFETY: as in `bytes`, and `&mut self` is the only borrow.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
     }
+}
+
+/// Bytes of a page: slots start at multiples of them, and become resident by them. 4096 on most machines, 16384 on many
+/// phones and on some boards.
+#[must_use]
+pub fn page_bytes() -> usize {
+    // SAFETY: a question without arguments in memory.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).expect("every system has a page size")
 }
 
 /// Gives memory that was freed, but that the allocator keeps for later, back to the system. For moments after which
@@ -164,6 +172,15 @@ mod tests {
         }
         assert!(rest.bytes().iter().all(|&byte| byte == 0));
         Slot::allocate(4096).unwrap().split_off(4096).prefer_huge_pages();
+    }
+
+    #[test]
+    fn slots_start_at_pages() {
+        let page = super::page_bytes();
+        assert!(page.is_power_of_two() && page >= 4096);
+        for len in [1, 4096, page + 1] {
+            assert_eq!(Slot::allocate(len).unwrap().bytes().as_ptr().addr() % page, 0);
+        }
     }
 
     #[test]

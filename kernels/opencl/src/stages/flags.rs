@@ -15,8 +15,7 @@ const LINE: usize = 32;
 /// Flags, in words.
 const POSTED: usize = 0;
 const ABORT: usize = LINE;
-const STATUS: usize = 2 * LINE;
-const DONE: usize = 3 * LINE;
+const DONE: usize = 2 * LINE;
 
 /// `Launch` of `cl/stages.cl`.
 #[repr(C)]
@@ -28,7 +27,6 @@ struct LaunchArgs {
     first_stage: u32,
     stages: u32,
     first_entry: u32,
-    launch: u32,
     most_spins: u32,
 }
 
@@ -50,7 +48,6 @@ pub(super) struct Flags {
     lanes: Memory,
     /// STAGE_RING x work-groups x hidden.
     partials: SharedMemory,
-    launches: u32,
     posted_entries: u32,
     /// As `ends`, for the host alone.
     ended: [u32; STAGE_RING as usize],
@@ -80,7 +77,6 @@ impl Flags {
             input: device.shared(vector)?,
             lanes: device.memory(groups as usize * vector)?,
             partials: device.shared((STAGE_RING * groups) as usize * vector)?,
-            launches: 0,
             posted_entries: 0,
             ended: [0; STAGE_RING as usize],
             device: device.clone(),
@@ -120,7 +116,6 @@ impl Flags {
             first_stage,
             stages,
             first_entry: self.posted_entries,
-            launch: self.launches,
             most_spins: self.most_spins,
         };
         let args = [
@@ -138,7 +133,6 @@ impl Flags {
         // are no more work-groups than compute units.
         let event = unsafe { self.device.launch(&self.kernel, groups, &args)? };
         self.running = Some(event);
-        self.launches = self.launches.wrapping_add(1);
         self.device.flush()
     }
 
@@ -214,7 +208,6 @@ impl Flags {
         self.flag(ABORT).store(1, Ordering::Release);
         self.device.wait()?;
         self.running = None;
-        self.flag(STATUS).store(0, Ordering::Relaxed);
         for word in
             [POSTED, ABORT].into_iter().chain((0..self.groups as usize).map(|g| DONE + g * LINE))
         {

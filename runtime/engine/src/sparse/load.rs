@@ -19,15 +19,13 @@ use ls_cache::policy::{self, HazardTable};
 use ls_cache::{EvictionPolicy, ReuseTable};
 use ls_compute::{BaseNeurons, ComputeBackend};
 use ls_hash::{HashStack, Kernels, Mlp, MlpTables, StackTables};
-use ls_sync::Slot;
+use ls_sync::{Slot, page_bytes};
 use std::sync::Arc;
 
 /// Heap bytes of a block's entries in the books of cache, policy and predictor, at most, and of a neuron's in those of a
 /// visit.
 const BLOCK_BOOKS: u64 = 96;
 const NEURON_BOOKS: u64 = 48;
-/// What loading a table may take beyond its bytes: a window's two ends, and a page.
-const TABLE_SLACK_BYTES: u64 = 3 * 4096;
 /// Decay a token of [`Eviction::Ema`]'s average: what measured best on recorded traces.
 const EMA_DECAY: f32 = 0.99;
 /// Share of the room that [`Eviction::HotPinned`] keeps for hot blocks.
@@ -87,6 +85,11 @@ pub(crate) struct Policies {
     pub(crate) eviction: Box<dyn EvictionPolicy>,
 }
 
+/// What loading a table may take beyond its bytes: a window's two ends, and a page.
+fn table_slack_bytes() -> u64 {
+    3 * page_bytes() as u64
+}
+
 /// The tables that a row of choices reads.
 fn tables_of(columns: &Columns) -> Vec<TableKind> {
     let mut kinds = Vec::new();
@@ -134,11 +137,11 @@ pub fn needs(
             let table = table.ok_or_else(|| EngineError::missing_table(kind))?;
             table_bytes += match kind {
                 // Read through aligned windows, into whole pages.
-                TableKind::Base => table.extent().len + TABLE_SLACK_BYTES,
+                TableKind::Base => table.extent().len + table_slack_bytes(),
                 TableKind::BaseScores => BaseTables::bytes(config.ffn_hidden, config.hidden),
                 // Rows are filled up; what a moving part is made from lives beside it for a moment.
                 TableKind::Predictor | TableKind::Mlp | TableKind::Reuse => {
-                    table.len + table.len / 4 + TABLE_SLACK_BYTES
+                    table.len + table.len / 4 + table_slack_bytes()
                 }
             };
         }

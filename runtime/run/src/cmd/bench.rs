@@ -6,6 +6,8 @@ use crate::args::BenchArgs;
 use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_audit, print_json, print_line, sparse_json};
 use crate::exit::UsageError;
+use crate::host::Root;
+use crate::host::meter::{Meter, Readings};
 use crate::session::{Session, Workload, peak_resident};
 use crate::system::System;
 use crate::trace::Trace;
@@ -105,8 +107,10 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
                 Load::sparse(config, map, &plan, middle, columns, read)
             }
         };
+        let tokens = u64::from(args.n_predict);
         if !args.json {
             tell(&system, &script, &plan, &machine, &load, &run)?;
+            run.readings.iter().try_for_each(|readings| print_line(&readings.line(tokens)))?;
             continue;
         }
         let mut object = serde_json::json!({
@@ -124,6 +128,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         extend(&mut object, plan_json(&plan));
         extend(&mut object, system.describe());
         extend(&mut object, sparse_json(&engine));
+        run.readings.iter().for_each(|readings| extend(&mut object, readings.json(tokens)));
         print_json(&object)?;
     }
     if !args.json {
@@ -201,6 +206,8 @@ struct Repetition {
     quarters_tok_s: [f64; 4],
     bytes_per_token: u64,
     stalled_s: f64,
+    /// Of the sensors, if they were asked for.
+    readings: Option<Readings>,
 }
 
 fn repetition(
@@ -215,6 +222,7 @@ fn repetition(
     let started = Instant::now();
     let mut token = sampler.sample(engine.prefill(&script.prompt, u64::from(args.n_predict))?);
     let ttft_s = started.elapsed().as_secs_f64();
+    let meter = args.stats.then(|| Meter::start(&Root::here()));
     let (read_before, decoding) = (engine.bytes_read(), Instant::now());
     let tokens = args.n_predict as usize;
     // When each quarter of the tokens ended.
@@ -225,6 +233,7 @@ fn repetition(
         ends_s[4 * index / tokens] = decoding.elapsed().as_secs_f64();
     }
     let decode_s = decoding.elapsed().as_secs_f64();
+    let readings = meter.map(Meter::stop);
     // The first index that falls into a quarter.
     let first = |quarter: usize| (quarter * tokens).div_ceil(4);
     let begin_s = |quarter: usize| if quarter == 0 { 0.0 } else { ends_s[quarter - 1] };
@@ -239,5 +248,6 @@ fn repetition(
         quarters_tok_s,
         bytes_per_token: (engine.bytes_read() - read_before) / u64::from(args.n_predict),
         stalled_s: (engine.stats().stalled - stalled_before).as_secs_f64(),
+        readings,
     })
 }

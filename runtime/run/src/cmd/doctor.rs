@@ -84,8 +84,9 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
             (Io::measure(&file.path)?, Some(file))
         }
     };
-    let room = (host.available_bytes / 4).clamp(1 << 20, MEMORY_BYTES);
-    let memory_bytes_s = ls_io::memory::memory_bandwidth(host.threads, room as usize, MEMORY_MS)?;
+    let room = (host.available_bytes() / 4).clamp(1 << 20, MEMORY_BYTES);
+    let memory_bytes_s =
+        ls_io::memory::memory_bandwidth(host.threads.count, room as usize, MEMORY_MS)?;
     let runs = match &args.bundle {
         Some(bundle) => estimates(bundle, args.memory, &host)?,
         None => Vec::new(),
@@ -137,7 +138,7 @@ fn estimates(
         None => {
             let weights = ls_bundle::Bundle::open(bundle)?.data_extent().len;
             let shares = SHARES.iter().map(|share| ByteCount((weights as f64 * share) as u64));
-            shares.chain([ByteCount(host.available_bytes)]).collect()
+            shares.chain([ByteCount(host.available_bytes())]).collect()
         }
     };
     budgets.into_iter().map(|budget| Ok(Run { budget, outcome: plan(bundle, budget)? })).collect()
@@ -194,16 +195,16 @@ impl Findings {
                 "No SIMD instructions that this program knows: computing will be slow.".to_owned(),
             );
         }
-        if let Some(limit) = host.cgroup_bytes.filter(|&limit| limit < host.total_bytes) {
+        if let (Some(limit), Some(total)) = (host.memory.limit, host.memory.total) {
             advice.push(format!(
                 "This process may hold {} of the machine's {}: give --memory less than that.",
                 ByteCount(limit),
-                ByteCount(host.total_bytes)
+                ByteCount(total)
             ));
         }
         if !host.gpus.is_empty() {
             advice.push(format!(
-                "There is a GPU ({}), which this version does not use: it computes on the processor.",
+                "There is a GPU ({}): --backend auto computes on it, where CUDA or OpenCL reaches it.",
                 host.gpus.join(", ")
             ));
         }
@@ -251,7 +252,7 @@ impl Findings {
         print_line(&format!(
             "memory      {:.1} GB/s by {} threads",
             self.memory_bytes_s / 1e9,
-            host.threads
+            host.threads.count
         ))?;
         let uring =
             io.uring.as_ref().map_or_else(|reason| format!("no ({reason})"), |()| "yes".into());

@@ -4,6 +4,8 @@ use crate::answer::{Answer, Question, Speaker, Step};
 use crate::args::GenerateArgs;
 use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_json, sparse_json};
+use crate::host::Root;
+use crate::host::meter::Meter;
 use crate::session::{Session, Workload, peak_resident};
 use crate::trace::Trace;
 use anyhow::Context;
@@ -55,6 +57,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     };
     let mut generated = Generated::default();
     generated.tokens.reserve(args.n_predict.min(plan.context + 1) as usize);
+    let meter = args.stats.then(|| Meter::start(&Root::here()));
     let (mut failed, asked) = (None, started.elapsed());
     let mut waited_before = Duration::ZERO;
     let mut answer = speaker.answer(&question, &mut |step, engine| {
@@ -63,6 +66,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
             Step::Token(token) => {
                 if generated.tokens.is_empty() {
                     waited_before = engine.stats().stalled;
+                    meter.iter().for_each(Meter::begin);
                 }
                 generated.tokens.push(token);
             }
@@ -77,9 +81,13 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         return Err(problem.into());
     }
     answer.first_token += asked;
+    let readings = meter.map(Meter::stop);
     trace.end(speaker.engine_mut())?;
     let (bundle, engine) = (speaker.bundle(), speaker.engine());
-    report(args, &plan, engine, system, &answer, &generated)?;
+    // What is decoded: the first token comes from the prompt.
+    let decoded = engine.stats().decode_tokens;
+    let device = readings.map(|readings| (readings.json(decoded), readings.line(decoded)));
+    report(args, &plan, engine, system, &answer, &generated, device)?;
     if is_dense && answer.tokens >= LEAST_TOKENS && !args.json {
         let machine = Machine::as_loaded(engine, threads);
         let position = answer.prompt_tokens + answer.tokens / 2;
@@ -165,6 +173,7 @@ fn report(
     system: serde_json::Value,
     answer: &Answer,
     out: &Generated,
+    device: Option<(serde_json::Value, String)>,
 ) -> anyhow::Result<()> {
     let stats = engine.stats();
     let (decode_tok_s, prompt_tokens) = (answer.tok_s(), answer.prompt_tokens);
@@ -195,6 +204,7 @@ fn report(
         extend(&mut object, plan_json(plan));
         extend(&mut object, system);
         extend(&mut object, sparse_json(engine));
+        device.into_iter().for_each(|(figures, _)| extend(&mut object, figures));
         return print_json(&object);
     }
     eprintln!();
@@ -213,6 +223,7 @@ fn report(
         plan.weights,
         plan.context,
     );
+    device.iter().for_each(|(_, line)| eprintln!("{line}"));
     if peak > plan.budget.0 {
         eprintln!("warning: the peak is above the budget; please report this");
     }

@@ -1,105 +1,82 @@
 //! What the operating system says of this machine.
 
 use crate::cmd::print_line;
+use crate::host::{Memory, Root, Threads};
 use ls_bundle::ids::ByteCount;
 use serde_json::{Value, json};
 use std::path::Path;
 
 /// The machine, as far as it matters.
 pub(super) struct Host {
-    pub(super) threads: usize,
+    pub(super) threads: Threads,
     /// The fastest kernels that the processor runs.
     pub(super) simd: &'static str,
-    pub(super) total_bytes: u64,
-    /// What can be had now, the group's limit included.
-    pub(super) available_bytes: u64,
-    /// The limit of this process's control group.
-    pub(super) cgroup_bytes: Option<u64>,
+    pub(super) memory: Memory,
     /// Memory that may be locked; None: all.
     memlock_bytes: Option<u64>,
-    swap_bytes: u64,
     pub(super) gpus: Vec<String>,
 }
 
 impl Host {
     /// Looks. What cannot be read counts as absent.
     pub(super) fn look() -> Host {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let root = Root::here();
         let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-        let (total_bytes, free) = (kib(&meminfo, "MemTotal:"), kib(&meminfo, "MemAvailable:"));
-        let cgroup = cgroup();
-        let left = cgroup.map_or(u64::MAX, |(limit, used)| limit.saturating_sub(used));
         Host {
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            threads: root.threads(),
             simd: ls_cpu::Kernels::detect().name(),
-            total_bytes,
-            available_bytes: free.min(left),
-            cgroup_bytes: cgroup.map(|(limit, _)| limit),
+            memory: root.memory(),
             memlock_bytes: memlock(&limits),
-            swap_bytes: kib(&meminfo, "SwapTotal:"),
             gpus: gpus(),
         }
     }
 
+    /// What can be had now, the group's limit included; 0 where the system does not say.
+    pub(super) fn available_bytes(&self) -> u64 {
+        self.memory.available().unwrap_or(0)
+    }
+
     pub(super) fn json(&self) -> Value {
         json!({
-            "threads": self.threads,
+            "threads": self.threads.count,
+            "allowed_cores": self.threads.allowed,
+            "big_cores": self.threads.big,
+            "cpu_quota": self.threads.quota,
             "simd": self.simd,
-            "memory_bytes": self.total_bytes,
-            "available_bytes": self.available_bytes,
-            "cgroup_limit_bytes": self.cgroup_bytes,
+            "memory_bytes": self.memory.total,
+            "available_bytes": self.available_bytes(),
+            "cgroup_limit_bytes": self.memory.limit,
+            "default_budget_bytes": self.memory.default_budget().map(|budget| budget.bytes.0),
             "memlock_bytes": self.memlock_bytes,
-            "swap_bytes": self.swap_bytes,
+            "swap_bytes": self.memory.swap,
             "gpus": self.gpus,
         })
     }
 
     pub(super) fn print(&self) -> anyhow::Result<()> {
-        print_line(&format!("processor   {} threads, kernels {}", self.threads, self.simd))?;
+        print_line(&format!("processor   {}, kernels {}", self.threads, self.simd))?;
         print_line(&format!(
             "memory      {} of {} available; group limit {}; may be locked {}; swap {}",
-            ByteCount(self.available_bytes),
-            ByteCount(self.total_bytes),
-            self.cgroup_bytes.map_or("none".into(), |limit| ByteCount(limit).to_string()),
-            self.memlock_bytes.map_or("all".into(), |limit| ByteCount(limit).to_string()),
-            ByteCount(self.swap_bytes)
+            ByteCount(self.available_bytes()),
+            or(self.memory.total, "an unknown amount"),
+            or(self.memory.limit, "none"),
+            or(self.memlock_bytes, "all"),
+            or(self.memory.swap, "none"),
         ))?;
         let gpus = if self.gpus.is_empty() { "none seen".into() } else { self.gpus.join(", ") };
         print_line(&format!("GPU         {gpus}"))
     }
 }
 
-/// The figure behind `name`, in bytes; 0 if there is none.
-fn kib(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    number.unwrap_or(0) * 1024
+/// A size, or another word for none.
+fn or(bytes: Option<u64>, word: &str) -> String {
+    bytes.map_or(word.into(), |bytes| ByteCount(bytes).to_string())
 }
 
 /// The soft limit of locked memory in `/proc/self/limits`.
 fn memlock(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     line.split_whitespace().next()?.parse().ok()
-}
-
-/// Limit and use of memory of the nearest control group that has a limit (version 2 of their interface).
-fn cgroup() -> Option<(u64, u64)> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let root = Path::new("/sys/fs/cgroup");
-    let mut group = root.join(path.trim_start_matches('/'));
-    let figure = |group: &Path, name: &str| -> Option<u64> {
-        std::fs::read_to_string(group.join(name)).ok()?.trim().parse().ok()
-    };
-    while group.starts_with(root) {
-        if let Some(limit) = figure(&group, "memory.max") {
-            return Some((limit, figure(&group, "memory.current").unwrap_or(0)));
-        }
-        if !group.pop() {
-            break;
-        }
-    }
-    None
 }
 
 /// Graphics processors that a driver shows.
@@ -129,12 +106,10 @@ fn gpus() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{kib, memlock};
+    use super::memlock;
 
     #[test]
     fn figures_are_read_as_the_kernel_writes_them() {
-        assert_eq!(kib("MemTotal:  24684 kB\nSwapTotal: 0 kB\n", "MemTotal:"), 24_684 * 1024);
-        assert_eq!(kib("MemTotal:  24684 kB\n", "MemAvailable:"), 0);
         let limits = |soft: &str| {
             memlock(&format!("Max processes 1 2 p\nMax locked memory         {soft}   7  bytes\n"))
         };

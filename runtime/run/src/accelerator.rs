@@ -1,0 +1,95 @@
+//! [`Accelerator`]: what computes, if not the processor.
+
+use crate::args::BackendChoice;
+use ls_bundle::ids::ByteCount;
+use ls_bundle::model::{ModelConfig, Vectors};
+use ls_compute::ComputeBackend;
+use ls_cpu::CpuOptions;
+use ls_cuda::{CudaBackend, CudaOptions, KernelSource};
+use ls_engine::memory::BackendBytes;
+use ls_opencl::{OpenClBackend, OpenClOptions, Wanted};
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) enum Accelerator {
+    /// An NVIDIA GPU.
+    Cuda(ls_cuda::Device),
+    /// Whatever an OpenCL driver offers.
+    OpenCl(ls_opencl::Device),
+}
+
+impl Accelerator {
+    /// The device that was asked for; None: the processor. Says on stderr what was found.
+    pub(crate) fn open(choice: BackendChoice) -> anyhow::Result<Option<Accelerator>> {
+        match choice {
+            BackendChoice::Cpu => Ok(None),
+            BackendChoice::Cuda => Ok(Some(Accelerator::Cuda(cuda()?))),
+            BackendChoice::OpenCl => Ok(Some(opencl(Wanted::Any)?)),
+            BackendChoice::Auto => {
+                let no_cuda = match cuda() {
+                    Ok(device) => return Ok(Some(Accelerator::Cuda(device))),
+                    Err(error) if error.is_absent() => error,
+                    Err(error) => return Err(error.into()),
+                };
+                match opencl(Wanted::Gpu) {
+                    Ok(device) => Ok(Some(device)),
+                    Err(error) if error.is_absent() => {
+                        eprintln!("{no_cuda}; {error}; the processor computes");
+                        Ok(None)
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
+        }
+    }
+
+    /// Memory of the host that the backend takes: pinned beside a card's own, all of it where the device has the host's.
+    pub(crate) fn host_bytes(&self, config: &ModelConfig, options: &CpuOptions) -> BackendBytes {
+        let bytes = match self {
+            Accelerator::Cuda(_) => CudaBackend::memory(config, &cuda_options(options)).1,
+            Accelerator::OpenCl(device) => {
+                let (own, host) = OpenClBackend::memory(config, &opencl_options(options));
+                if device.info().unified { own + host } else { host }
+            }
+        };
+        BackendBytes { kv_cache: ByteCount(0), activations: bytes }
+    }
+
+    /// A backend for one model.
+    pub(crate) fn backend(
+        &self,
+        config: &ModelConfig,
+        vectors: &Vectors,
+        options: &CpuOptions,
+    ) -> anyhow::Result<Box<dyn ComputeBackend>> {
+        Ok(match self {
+            Accelerator::Cuda(device) => {
+                Box::new(CudaBackend::new(device, config, vectors, &cuda_options(options))?)
+            }
+            Accelerator::OpenCl(device) => {
+                Box::new(OpenClBackend::new(device, config, vectors, &opencl_options(options))?)
+            }
+        })
+    }
+}
+
+fn cuda() -> Result<ls_cuda::Device, ls_cuda::CudaError> {
+    ls_cuda::Device::open(0, &KernelSource::default())
+}
+
+fn opencl(wanted: Wanted) -> Result<Accelerator, ls_opencl::OpenClError> {
+    let device = ls_opencl::Device::open(wanted)?;
+    eprintln!("{}", device.info().describe());
+    Ok(Accelerator::OpenCl(device))
+}
+
+/// The same sizes for a card.
+fn cuda_options(options: &CpuOptions) -> CudaOptions {
+    let CpuOptions { context, pass_tokens, scored_tokens, kv_cache, .. } = *options;
+    CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads: None, in_place: None }
+}
+
+fn opencl_options(options: &CpuOptions) -> OpenClOptions {
+    let CpuOptions { context, pass_tokens, scored_tokens, kv_cache, .. } = *options;
+    OpenClOptions { context, pass_tokens, scored_tokens, kv_cache, in_place: None }
+}
