@@ -1,5 +1,5 @@
 # Names for the usual commands. Each installs what a fresh Debian or Ubuntu machine lacks.
-.PHONY: demo serve test test-arm64 test-cuda loom asan fuzz faults deny kernels check bench bench-peers paper datasets golden \
+.PHONY: demo serve dist test test-arm64 test-cuda loom asan fuzz faults deny kernels check bench bench-peers paper datasets golden \
 	manuals setup release fmt
 
 MODEL  := artifacts/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -25,8 +25,13 @@ test: loom $(BUNDLE) $(VOCABS) $(NVRTC)/cuda12   ## All tests, those on the real
 	cargo test --locked -p ls-cuda --test compile -- --ignored
 	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
 
-test-arm64: setup   ## The kernels' tests for 64-bit Arm, under qemu.
+test-arm64: setup $(BUNDLE)   ## The kernels' tests and the program for 64-bit Arm, under qemu.
 	tools/cross-arm64.sh
+	tools/cross-arm64.sh build --release -p ls-run
+	tools/test-arm64.sh $(BUNDLE)
+
+dist: setup   ## Release archives of ls-run for x86-64 and 64-bit Arm, into artifacts/dist.
+	tools/dist.sh
 
 loom: setup   ## Every interleaving of the flags' models, and of wrong ones that must fail.
 	RUSTFLAGS="--cfg loom" cargo test --quiet --locked -p ls-sync --test loom --target-dir $(TARGET)/loom

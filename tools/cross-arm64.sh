@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds and tests for 64-bit Arm on an x86-64 Debian: the tests of ls-cpu, kernels for NEON among them, run under
-# qemu, which shows that they are right, not how fast they are.
+# Builds and tests for 64-bit Arm on an x86-64 Debian: the tests of ls-cpu, kernels for NEON among them, of ls-hash and of
+# ls-bundle, run under qemu, which shows that they are right, not how fast they are.
 #
-#   tools/cross-arm64.sh                   cargo test -p ls-cpu
+#   tools/cross-arm64.sh                   cargo test -p ls-cpu -p ls-hash -p ls-bundle
 #   tools/cross-arm64.sh build -p ls-run   any other cargo command
 #
 # Uses the installed Rust where it has the target's standard library (`rustup target add aarch64-unknown-linux-gnu`);
@@ -77,7 +77,7 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 # Emulation is slow enough.
 export CARGO_PROFILE_DEV_OPT_LEVEL=3
-[ $# -gt 0 ] || set -- test -p ls-cpu
+[ $# -gt 0 ] || set -- test -p ls-cpu -p ls-hash -p ls-bundle
 command=$1
 shift
 exec cargo "$command" --target "$target" --locked "$@"
