@@ -29,7 +29,8 @@ impl Bench<'_> {
             let limit_bytes = self.memory_bytes(percent);
             let memory = limit_bytes.to_string();
             for &(system, sparsity) in &rows {
-                let flags = ["--system", system, "--sparsity", sparsity, "--memory", &memory];
+                let flags =
+                    ["--system", system, "--sparsity", sparsity, "--memory", &memory, "--stats"];
                 let flags = if system == "dense" {
                     [&flags[..2], &flags[4..]].concat()
                 } else {
@@ -238,9 +239,9 @@ fn energy(job: Job, name: &str, percent: f64) -> Job {
     let series = format!("{name}, {percent} %");
     job.many("table-7", move |entry| {
         let cells = [
-            ("J a token", entry.number("device.joules_per_token")),
-            ("W", entry.number("device.watts")),
-            ("°C at most", entry.number("device.celsius_max")),
+            ("J a token", entry.number("device.energy_per_token_j")),
+            ("W", entry.number("device.mean_power_w")),
+            ("°C at most", entry.number("device.temperature_max_c")),
         ];
         row(&series, &cells)
     })
