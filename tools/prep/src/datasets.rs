@@ -1,9 +1,10 @@
 //! Text for calibration and evaluation, described by manifests and unpacked on demand.
 //!
 //! `datasets/manifests/<name>.toml` says where a text comes from, under which licence it stands, what it is for and
-//! what its bytes hash to; `datasets/text/<name>.txt` is the text, which git ignores. Texts of Debian packages are
-//! fetched with `apt-get download` and `dpkg`, so from whatever archive the machine uses; texts of other sources are
-//! put in place by hand and checked.
+//! what its bytes hash to; `datasets/text/<name>.txt`, or the file that the manifest names, is the text, which git
+//! ignores. Texts of Debian packages are fetched with `apt-get download` and `dpkg`, so from whatever archive the
+//! machine uses; those that have an address with `curl`. Where neither works, and for texts of other sources,
+//! [`import`] takes a file that people have. All are checked where the manifest has a hash.
 
 mod markup;
 mod rdata;
@@ -24,8 +25,11 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Name of the text's file, without `.txt`.
+    /// Name of the text.
     pub name: String,
+    /// Name of its file; absent: the name and `.txt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
     /// What it is.
     pub title: String,
     /// Licence.
@@ -57,6 +61,13 @@ pub enum Origin {
         /// How text is made of the files.
         format: Format,
     },
+    /// A file at an address of its authors.
+    Url {
+        /// Where.
+        url: String,
+        /// What it is there.
+        note: String,
+    },
     /// A file that people put in place.
     Local {
         /// What to look for.
@@ -87,10 +98,37 @@ pub struct Fetched {
     pub bytes: u64,
     /// BLAKE3 of the text, if it is there.
     pub blake3: Option<Key>,
-    /// `kept`, `unpacked`, `absent`, or `other version`: unpacked, but not the text whose hash is known.
+    /// `kept`, `unpacked`, `downloaded`, `imported`, `absent`, or `other version`: unpacked, but not the text whose
+    /// hash is known.
     pub outcome: &'static str,
     /// What is to be known about it.
     pub note: String,
+}
+
+impl Manifest {
+    /// Where its text lies in the folder `datasets`.
+    #[must_use]
+    pub fn path(&self, datasets: &Path) -> PathBuf {
+        let file = self.file.clone().unwrap_or_else(|| format!("{}.txt", self.name));
+        datasets.join("text").join(file)
+    }
+
+    /// Whether bytes are the text, as far as is known.
+    fn is(&self, text: &[u8]) -> bool {
+        self.blake3.is_none_or(|key| key == Key::of(text))
+    }
+
+    fn fetched(&self, path: &Path, text: &[u8], outcome: &'static str, note: &str) -> Fetched {
+        let bytes = text.len() as u64;
+        Fetched {
+            name: self.name.clone(),
+            path: path.to_owned(),
+            bytes,
+            blake3: (bytes > 0).then(|| Key::of(text)),
+            outcome,
+            note: note.to_owned(),
+        }
+    }
 }
 
 /// The manifests of the folder `datasets`, by name.
@@ -124,53 +162,108 @@ fn manifest(path: &Path) -> Result<Manifest> {
         let split = &manifest.split;
         return Err(corrupt(format!("split {split:?}; wanted calibration or evaluation")));
     }
+    let file = manifest.file.as_deref().unwrap_or("x");
+    if file.is_empty() || file.starts_with('.') || file.contains('/') {
+        return Err(corrupt(format!("file {file:?}; wanted the name of a file in text/")));
+    }
     Ok(manifest)
 }
 
 /// Puts the text of `manifest` into `datasets/text`. Packages that lie in `packages` are taken from there.
 pub fn fetch(datasets: &Path, manifest: &Manifest, packages: Option<&Path>) -> Result<Fetched> {
-    let folder = datasets.join("text");
-    let path = folder.join(format!("{}.txt", manifest.name));
-    let io = |path: &Path, source| PrepError::io(path, source);
-    let fetched = |text: &[u8], outcome, note: &str| {
-        let bytes = text.len() as u64;
-        let blake3 = (bytes > 0).then(|| Key::of(text));
-        let (name, note) = (manifest.name.clone(), note.to_owned());
-        Ok(Fetched { name, path: path.clone(), bytes, blake3, outcome, note })
-    };
+    let path = manifest.path(datasets);
     if let Ok(text) = std::fs::read(&path) {
-        let known = manifest.blake3.is_none_or(|key| key == Key::of(&text));
         return match &manifest.source {
-            _ if known => fetched(&text, "kept", ""),
-            Origin::Local { note } => {
+            _ if manifest.is(&text) => Ok(manifest.fetched(&path, &text, "kept", "")),
+            Origin::Local { note } | Origin::Url { note, .. } => {
                 Err(PrepError::corrupt(path.display(), format!("is not the known text ({note})")))
             }
-            Origin::Debian { .. } => fetched(&text, "kept", "not the text whose hash is known"),
+            Origin::Debian { .. } => {
+                let note = "not the text whose hash is known";
+                Ok(manifest.fetched(&path, &text, "kept", note))
+            }
         };
     }
-    let Origin::Debian { package, version, files, format } = &manifest.source else {
-        let Origin::Local { note } = &manifest.source else { unreachable!("there are two kinds") };
-        return fetched(b"", "absent", note);
+    match &manifest.source {
+        Origin::Local { note } => Ok(manifest.fetched(&path, b"", "absent", note)),
+        Origin::Url { url, note } => download(manifest, &path, url, note),
+        Origin::Debian { package, version, files, format } => {
+            let room = path.with_file_name(format!(".{}-{}", manifest.name, std::process::id()));
+            std::fs::create_dir_all(&room).map_err(|source| PrepError::io(&room, source))?;
+            let unpacked = unpack(&room, package, packages)
+                .and_then(|found| Ok((found, text_of(&room.join("files"), files, *format)?)));
+            std::fs::remove_dir_all(&room).map_err(|source| PrepError::io(&room, source))?;
+            let (found, text) = unpacked?;
+            let known = manifest.is(text.as_bytes());
+            if !known && found == *version {
+                let problem = format!("package {package} {version} does not give the known text");
+                return Err(PrepError::corrupt(path.display(), problem));
+            }
+            put(&path, text.as_bytes())?;
+            let note = format!("{package} {found}, not {version}");
+            let (outcome, note) = if known { ("unpacked", "") } else { ("other version", &*note) };
+            Ok(manifest.fetched(&path, text.as_bytes(), outcome, note))
+        }
+    }
+}
+
+/// Puts a file that people have into `datasets/text`, if it is what the manifest says.
+///
+/// # Errors
+/// It is another text, or longer than any.
+pub fn import(datasets: &Path, manifest: &Manifest, file: &Path) -> Result<Fetched> {
+    let (path, text) = (manifest.path(datasets), content_of(file, false)?);
+    let wanted = manifest.blake3.filter(|_| !manifest.is(&text));
+    if let Some(wanted) = wanted {
+        let (found, name) = (Key::of(&text), &manifest.name);
+        let problem =
+            format!("is not {name}: its BLAKE3 is {found}, that of the manifest {wanted}");
+        return Err(PrepError::corrupt(file.display(), problem));
+    }
+    if text.is_empty() {
+        return Err(PrepError::incomplete(file.display(), "is empty"));
+    }
+    put(&path, &text)?;
+    let note =
+        if manifest.blake3.is_none() { "the manifest has no hash to check it by" } else { "" };
+    Ok(manifest.fetched(&path, &text, "imported", note))
+}
+
+/// Downloads a text; without a network it is absent, and the note says how else it can come.
+fn download(manifest: &Manifest, path: &Path, url: &str, note: &str) -> Result<Fetched> {
+    let new = path.with_file_name(format!(".{}-{}", manifest.name, std::process::id()));
+    let folder = new.parent().expect("it is in a folder");
+    std::fs::create_dir_all(folder).map_err(|source| PrepError::io(folder, source))?;
+    let most = MAX_FILE_BYTES.to_string();
+    let mut curl = Command::new("curl");
+    curl.args(["--fail", "--location", "--silent", "--show-error", "--connect-timeout", "20"]);
+    let loaded = run(curl.args(["--max-filesize", &most]).arg("--output").arg(&new).arg(url));
+    let text = loaded.and_then(|_| content_of(&new, false));
+    // It may never have been made.
+    let _ = std::fs::remove_file(&new);
+    let text = match text {
+        Ok(text) => text,
+        Err(error) => {
+            let name = &manifest.name;
+            let note = format!(
+                "{error}; {note}: get it where there is a network, then `ls-prep datasets import {name} FILE`"
+            );
+            return Ok(manifest.fetched(path, b"", "absent", &note));
+        }
     };
-    let room = folder.join(format!(".{}-{}", manifest.name, std::process::id()));
-    std::fs::create_dir_all(&room).map_err(|source| io(&room, source))?;
-    let unpacked = unpack(&room, package, packages)
-        .and_then(|found| Ok((found, text_of(&room.join("files"), files, *format)?)));
-    std::fs::remove_dir_all(&room).map_err(|source| io(&room, source))?;
-    let (found, text) = unpacked?;
-    let known = manifest.blake3.is_none_or(|key| key == Key::of(text.as_bytes()));
-    if !known && found == *version {
-        let problem = format!("package {package} {version} does not give the known text");
-        return Err(PrepError::corrupt(path.display(), problem));
+    if !manifest.is(&text) {
+        return Err(PrepError::corrupt(url, "is not the text whose hash the manifest has"));
     }
-    let new = folder.join(format!(".{}.new", manifest.name));
-    std::fs::write(&new, &text).map_err(|source| io(&new, source))?;
-    std::fs::rename(&new, &path).map_err(|source| io(&path, source))?;
-    let note = format!("{package} {found}, not {version}");
-    match known {
-        true => fetched(text.as_bytes(), "unpacked", ""),
-        false => fetched(text.as_bytes(), "other version", &note),
-    }
+    put(path, &text)?;
+    Ok(manifest.fetched(path, &text, "downloaded", ""))
+}
+
+/// Writes a text, at once.
+fn put(path: &Path, text: &[u8]) -> Result<()> {
+    let folder = path.parent().expect("it is in a folder");
+    std::fs::create_dir_all(folder)
+        .and_then(|()| ls_bundle::files::replace(path, text))
+        .map_err(|source| PrepError::io(path, source))
 }
 
 /// Unpacks a package into `room/files` and returns its version.
@@ -205,7 +298,9 @@ fn run(command: &mut Command) -> Result<String> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let complaint = String::from_utf8_lossy(&output.stderr);
-    let complaint: Vec<&str> = complaint.lines().filter(|line| line.starts_with("E:")).collect();
+    let marks = ["E:", "curl:"];
+    let is_one = |line: &&str| marks.iter().any(|mark| line.starts_with(mark));
+    let complaint: Vec<&str> = complaint.lines().filter(is_one).collect();
     Err(PrepError::incomplete(name, format!("{} ({})", complaint.join(" "), output.status)))
 }
 
@@ -257,10 +352,13 @@ fn text_of(root: &Path, pattern: &str, format: Format) -> Result<String> {
 
 /// A file's bytes, unpacked if its name ends in `.gz`.
 fn content(path: &Path) -> Result<Vec<u8>> {
+    content_of(path, path.extension().is_some_and(|extension| extension == "gz"))
+}
+
+fn content_of(path: &Path, packed: bool) -> Result<Vec<u8>> {
     let io = |source| PrepError::io(path, source);
     let file = std::fs::File::open(path).map_err(io)?;
     let mut bytes = Vec::new();
-    let packed = path.extension().is_some_and(|extension| extension == "gz");
     let read = if packed {
         flate2::read::GzDecoder::new(file).take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)
     } else {

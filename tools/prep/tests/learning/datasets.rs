@@ -1,6 +1,6 @@
 //! Manifests and the texts they describe.
 
-use ls_prep::datasets::{Manifest, fetch, manifests};
+use ls_prep::datasets::{Manifest, fetch, import, manifests};
 use ls_prep::exit::Exit;
 use ls_prep::key::Key;
 use std::path::Path;
@@ -20,7 +20,12 @@ fn local(text: &[u8]) -> Manifest {
 fn the_repositorys_manifests_are_sound() {
     let found = manifests(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../datasets")).unwrap();
     let names: Vec<&str> = found.iter().map(|manifest| manifest.name.as_str()).collect();
-    assert!(names.contains(&"debian-handbook") && names.contains(&"wikitext2-test"), "{names:?}");
+    assert!(
+        ["debian-handbook", "wikitext2-test", "truthfulqa", "coqa", "qasper"]
+            .iter()
+            .all(|n| names.contains(n)),
+        "{names:?}"
+    );
 }
 
 #[test]
@@ -36,12 +41,66 @@ fn a_local_text_is_absent_right_or_wrong() {
 }
 
 #[test]
+fn a_file_that_people_have_is_imported_if_it_is_the_one() {
+    let dir = TempDir::new().unwrap();
+    let (file, manifest) = (dir.path().join("mine.download"), local(b"some text"));
+    std::fs::write(&file, "other text").unwrap();
+    let error = import(dir.path(), &manifest, &file).unwrap_err();
+    let said = error.to_string();
+    assert!(error.exit() == Exit::Corrupt && said.contains("is not mine"), "{said}");
+    assert!(!dir.path().join("text/mine.txt").exists());
+    std::fs::write(&file, "some text").unwrap();
+    let imported = import(dir.path(), &manifest, &file).unwrap();
+    assert_eq!((imported.outcome, imported.note.as_str()), ("imported", ""));
+    assert_eq!(fetch(dir.path(), &manifest, None).unwrap().outcome, "kept");
+    let unchecked = Manifest { blake3: None, file: Some("mine.csv".into()), ..manifest };
+    let imported = import(dir.path(), &unchecked, &file).unwrap();
+    assert!(imported.note.contains("no hash"), "{}", imported.note);
+    assert_eq!(std::fs::read_to_string(dir.path().join("text/mine.csv")).unwrap(), "some text");
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(import(dir.path(), &unchecked, &file).unwrap_err().exit(), Exit::Incomplete);
+}
+
+#[test]
+fn a_text_with_an_address_is_downloaded_or_said_to_be_absent() {
+    if Command::new("curl").arg("--version").output().is_err() {
+        eprintln!("curl is not here: nothing is tested");
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let served = dir.path().join("served.csv");
+    std::fs::write(&served, "some text").unwrap();
+    let manifest = |text: &[u8], url: &str| -> Manifest {
+        let source = format!("kind = \"url\"\nurl = \"{url}\"\nnote = \"a table\"\n");
+        let text = toml::to_string(&local(text)).unwrap();
+        let head = text.split("[source]").next().unwrap().to_owned();
+        toml::from_str(&format!("file = \"mine.csv\"\n{head}\n[source]\n{source}")).unwrap()
+    };
+    let url = format!("file://{}", served.display());
+    let absent = fetch(dir.path(), &manifest(b"some text", &format!("{url}.not")), None).unwrap();
+    assert_eq!(absent.outcome, "absent");
+    for words in ["curl", "a table", "ls-prep datasets import mine FILE"] {
+        assert!(absent.note.contains(words), "no {words:?} in: {}", absent.note);
+    }
+    let error = fetch(dir.path(), &manifest(b"other text", &url), None).unwrap_err();
+    assert_eq!(error.exit(), Exit::Corrupt, "{error}");
+    assert_eq!(std::fs::read_dir(dir.path().join("text")).unwrap().count(), 0, "nothing is left");
+    assert_eq!(
+        fetch(dir.path(), &manifest(b"some text", &url), None).unwrap().outcome,
+        "downloaded"
+    );
+    assert_eq!(std::fs::read_to_string(dir.path().join("text/mine.csv")).unwrap(), "some text");
+    assert_eq!(fetch(dir.path(), &manifest(b"some text", &url), None).unwrap().outcome, "kept");
+}
+
+#[test]
 fn broken_manifests_are_named() {
     let cases = [
         ("name = \"other\"", "is called"),
         ("split = \"training\"", "training"),
         ("colour = \"blue\"", "colour"),
         ("blake3 = \"12\"", "blake3"),
+        ("file = \"../mine.csv\"", "../mine.csv"),
     ];
     for (line, word) in cases {
         let dir = TempDir::new().unwrap();
