@@ -12,6 +12,7 @@ use crate::session::{Session, Workload, peak_resident};
 use crate::system::System;
 use crate::trace::Trace;
 use anyhow::Context;
+use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
@@ -99,14 +100,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let run = repetition(args, &mut engine, vocab_size, &script)?;
         rates.push(run.decode_tok_s);
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
-        let (config, map) = (bundle.model(), bundle.weights());
-        let load = match &system.columns {
-            None => Load::dense(config, map, &plan, middle),
-            Some(columns) => {
-                let read = with_reads(run.bytes_per_token, &engine);
-                Load::sparse(config, map, &plan, middle, columns, read)
-            }
-        };
+        let map = bundle.weights();
+        let load = load(&system, &bundle, &plan, middle, run.bytes_per_token, &engine);
         let tokens = u64::from(args.n_predict);
         if !args.json {
             tell(&system, &script, &plan, &machine, &load, &run)?;
@@ -136,6 +131,25 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         print_audit(&engine)?;
     }
     trace.end(&mut engine)
+}
+
+/// What a token asked of the machine, `position` tokens into the text.
+fn load(
+    system: &System,
+    bundle: &Bundle,
+    plan: &MemoryPlan,
+    position: u32,
+    bytes_per_token: u64,
+    engine: &Engine,
+) -> Load {
+    let (config, map) = (bundle.model(), bundle.weights());
+    match &system.columns {
+        None => Load::dense(config, map, plan, position),
+        Some(columns) => {
+            let read = with_reads(bytes_per_token, engine);
+            Load::sparse(config, map, plan, position, columns, read)
+        }
+    }
 }
 
 /// `bytes` with the number of reads that they take: as large ones as what was wanted was read in.

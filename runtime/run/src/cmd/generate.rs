@@ -32,10 +32,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let prompt = read_prompt(&args.prompt)?;
     let mut session = Session::open(&args.run)?;
     let ids = session.with_tokenizer(|tokenizer| tokenizer.encode(&prompt, true))?;
-    if session.system.columns.is_some_and(|columns| columns.knows_the_future()) {
-        let text = "who knows the future is for `bench` and `eval`: a text that is still to be written has none";
-        return Err(crate::exit::UsageError(text.into()).into());
-    }
+    check_system(&session)?;
     let workload = Workload { prompt_tokens: ids.len() as u32, scored_tokens: 0 };
     let trace = Trace::to(args.trace.as_deref(), &mut session);
     let plan = session.plan(workload)?;
@@ -97,6 +94,15 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         if let Some(why) = slowness(answer.tok_s(), machine.bound_tok_s(&load), waited_share) {
             eprintln!("warning: {why}");
         }
+    }
+    Ok(())
+}
+
+/// A text that is still to be written has no future to know.
+fn check_system(session: &Session) -> anyhow::Result<()> {
+    if session.system.columns.is_some_and(|columns| columns.knows_the_future()) {
+        let text = "who knows the future is for `bench` and `eval`: a text that is still to be written has none";
+        return Err(crate::exit::UsageError(text.into()).into());
     }
     Ok(())
 }
