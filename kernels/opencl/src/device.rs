@@ -66,7 +66,7 @@ impl DeviceInfo {
     pub fn describe(&self) -> String {
         let memory = if self.unified { "the host's memory" } else { "memory of its own" };
         let flags = match self.sharing {
-            Sharing::Atomics => "flags while a kernel runs",
+            Sharing::Atomics => "kernels can wait for the host's flags",
             Sharing::Fine | Sharing::Coarse => {
                 "a kernel a segment with events (no fine-grained shared memory with atomics)"
             }

@@ -7,7 +7,7 @@ use ls_compute::{ComputeBackend, KvDType};
 use ls_opencl::{Device, OpenClBackend, OpenClOptions, Wanted};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// One device for all tests, one test at a time: PoCL 3.1 crashes where two threads open devices or compile at once.
+/// One device for all tests, one test at a time: PoCL 3.1 crashed where threads opened devices at once.
 fn device() -> MutexGuard<'static, Device> {
     static DEVICE: LazyLock<Mutex<Device>> = LazyLock::new(|| {
         let device = Device::open(Wanted::Any);
