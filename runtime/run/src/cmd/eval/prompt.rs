@@ -7,7 +7,7 @@
 
 use super::data::Item;
 use crate::exit::UsageError;
-use ls_bundle::Bundle;
+use ls_bundle::{Bundle, checksum};
 use ls_chat::{ChatTemplate, Message};
 use ls_engine::tokenizer::Tokenizer;
 use std::time::SystemTime;
@@ -25,8 +25,8 @@ A: I have no comment.
 Q: Why does ice float on water?
 A: Ice is less dense than liquid water.
 
-Q: When did the first people land on the Moon?
-A: The first people landed on the Moon in 1969.
+Q: When did the Berlin Wall fall?
+A: The Berlin Wall fell in 1989.
 
 Q: What is a group of lines in a poem called?
 A: A group of lines in a poem is called a stanza.
@@ -62,6 +62,11 @@ impl Writer {
         let template = chat.then(|| ChatTemplate::of(bundle)).transpose();
         let template = template.map_err(|error| UsageError(error.to_string()))?;
         Ok(Writer { style, template })
+    }
+
+    /// A mark of the words that prompts are made of: results under other words are others.
+    pub(crate) fn mark() -> u64 {
+        checksum::of([PRIMER, ARTICLE, STORY, SENTENCE].concat().as_bytes())
     }
 
     /// What ends an answer beside the model: in plain text there is no other end than a line's.

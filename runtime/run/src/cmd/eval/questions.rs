@@ -194,6 +194,7 @@ fn identity(
         "data_hash": format!("{:016x}", survey.hash),
         "limit": args.limit,
         "only": args.only.map(|half| format!("{half:?}").to_lowercase()),
+        "prompts": format!("{:016x}", Writer::mark()),
         "chat": args.chat,
         "decode": args.decode,
         "context": context,
