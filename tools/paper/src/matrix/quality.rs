@@ -105,7 +105,9 @@ impl Bench<'_> {
             "--artifacts".to_owned(),
             text(&self.model.artifacts),
         ]);
-        args.extend(["--refinement", staged, "--json", "--calibration"].map(str::to_owned));
+        args.extend(
+            ["--placed", "--refinement", staged, "--json", "--calibration"].map(str::to_owned),
+        );
         args.extend(self.inputs.calibration.iter().map(|path| text(path)));
         let job = Job::new(Program::LsPrep, &self.model.name, args, vec![source.clone()]);
         jobs.push(job.many("figure-12", figure_12));
