@@ -7,7 +7,7 @@ use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_audit, print_json, print_line, sparse_json};
 use crate::exit::UsageError;
 use crate::host::Root;
-use crate::host::meter::{Meter, Readings};
+use crate::host::meter::Meter;
 use crate::session::{Session, Workload, peak_resident};
 use crate::system::System;
 use crate::trace::Trace;
@@ -102,10 +102,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
         let map = bundle.weights();
         let load = load(&system, &bundle, &plan, middle, run.bytes_per_token, &engine);
-        let tokens = u64::from(args.n_predict);
         if !args.json {
             tell(&system, &script, &plan, &machine, &load, &run)?;
-            run.readings.iter().try_for_each(|readings| print_line(&readings.line(tokens)))?;
             continue;
         }
         let mut object = serde_json::json!({
@@ -123,7 +121,6 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         extend(&mut object, plan_json(&plan));
         extend(&mut object, system.describe());
         extend(&mut object, sparse_json(&engine));
-        run.readings.iter().for_each(|readings| extend(&mut object, readings.json(tokens)));
         print_json(&object)?;
     }
     if !args.json {
@@ -182,7 +179,8 @@ fn tell(
         ByteCount(run.bytes_per_token),
         ByteCount(peak_resident()?),
         plan.budget,
-    ))
+    ))?;
+    run.device.iter().try_for_each(|(_, line)| print_line(line))
 }
 
 /// The same in figures.
@@ -194,7 +192,7 @@ fn measured(
 ) -> anyhow::Result<serde_json::Value> {
     let bound_tok_s = machine.bound_tok_s(load);
     let bound_of_reads_tok_s = machine.bound_of_reads_tok_s(load);
-    Ok(serde_json::json!({
+    let mut object = serde_json::json!({
         "decode_tok_s": run.decode_tok_s,
         "quarters_tok_s": run.quarters_tok_s,
         "prefill_tok_s": script.prompt.len() as f64 / run.ttft_s,
@@ -209,7 +207,9 @@ fn measured(
         "bound_fraction": run.decode_tok_s / bound_tok_s,
         "bound_of_reads_tok_s": bound_of_reads_tok_s,
         "bound_of_reads_fraction": run.decode_tok_s / bound_of_reads_tok_s,
-    }))
+    });
+    run.device.iter().for_each(|(figures, _)| extend(&mut object, figures.clone()));
+    Ok(object)
 }
 
 /// What one repetition measured.
@@ -220,8 +220,8 @@ struct Repetition {
     quarters_tok_s: [f64; 4],
     bytes_per_token: u64,
     stalled_s: f64,
-    /// Of the sensors, if they were asked for.
-    readings: Option<Readings>,
+    /// Of the sensors, if they were asked for: figures and a line.
+    device: Option<(serde_json::Value, String)>,
 }
 
 fn repetition(
@@ -248,6 +248,7 @@ fn repetition(
     }
     let decode_s = decoding.elapsed().as_secs_f64();
     let readings = meter.map(Meter::stop);
+    let device = readings.map(|seen| (seen.json(tokens as u64), seen.line(tokens as u64)));
     // The first index that falls into a quarter.
     let first = |quarter: usize| (quarter * tokens).div_ceil(4);
     let begin_s = |quarter: usize| if quarter == 0 { 0.0 } else { ends_s[quarter - 1] };
@@ -262,6 +263,6 @@ fn repetition(
         quarters_tok_s,
         bytes_per_token: (engine.bytes_read() - read_before) / u64::from(args.n_predict),
         stalled_s: (engine.stats().stalled - stalled_before).as_secs_f64(),
-        readings,
+        device,
     })
 }

@@ -5,7 +5,7 @@ use crate::args::GenerateArgs;
 use crate::cmd::plan::{Load, Machine};
 use crate::cmd::{extend, plan_json, print_json, sparse_json};
 use crate::host::Root;
-use crate::host::meter::Meter;
+use crate::host::meter::{Meter, Readings};
 use crate::session::{Session, Workload, peak_resident};
 use crate::trace::Trace;
 use anyhow::Context;
@@ -81,10 +81,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let readings = meter.map(Meter::stop);
     trace.end(speaker.engine_mut())?;
     let (bundle, engine) = (speaker.bundle(), speaker.engine());
-    // What is decoded: the first token comes from the prompt.
-    let decoded = engine.stats().decode_tokens;
-    let device = readings.map(|readings| (readings.json(decoded), readings.line(decoded)));
-    report(args, &plan, engine, system, &answer, &generated, device)?;
+    report(args, &plan, engine, system, &answer, &generated, readings)?;
     if is_dense && answer.tokens >= LEAST_TOKENS && !args.json {
         let machine = Machine::as_loaded(engine, threads);
         let position = answer.prompt_tokens + answer.tokens / 2;
@@ -179,9 +176,11 @@ fn report(
     system: serde_json::Value,
     answer: &Answer,
     out: &Generated,
-    device: Option<(serde_json::Value, String)>,
+    readings: Option<Readings>,
 ) -> anyhow::Result<()> {
     let stats = engine.stats();
+    // The first token comes from the prompt.
+    let decoded = stats.decode_tokens;
     let (decode_tok_s, prompt_tokens) = (answer.tok_s(), answer.prompt_tokens);
     let prefill_tok_s = match stats.prefill {
         Duration::ZERO => 0.0,
@@ -210,7 +209,7 @@ fn report(
         extend(&mut object, plan_json(plan));
         extend(&mut object, system);
         extend(&mut object, sparse_json(engine));
-        device.into_iter().for_each(|(figures, _)| extend(&mut object, figures));
+        readings.iter().for_each(|readings| extend(&mut object, readings.json(decoded)));
         return print_json(&object);
     }
     eprintln!();
@@ -229,7 +228,7 @@ fn report(
         plan.weights,
         plan.context,
     );
-    device.iter().for_each(|(_, line)| eprintln!("{line}"));
+    readings.iter().for_each(|readings| eprintln!("{}", readings.line(decoded)));
     if peak > plan.budget.0 {
         eprintln!("warning: the peak is above the budget; please report this");
     }
