@@ -38,7 +38,7 @@ pub fn page(filled: &[Filled], machine: &Machine, notes: &[String]) -> String {
         ),
     );
     for note in notes {
-        put(&mut html, format_args!("<p>{}</p>", escaped(note)));
+        put(&mut html, format_args!("<p>{}</p>", words(note)));
     }
     let mut model = "";
     for (index, panel) in filled.iter().enumerate() {
@@ -61,18 +61,18 @@ pub fn page(filled: &[Filled], machine: &Machine, notes: &[String]) -> String {
 fn section(html: &mut String, index: usize, filled: &Filled) {
     let panel = &filled.panel;
     put(html, format_args!("<section id=\"p{index}\"><h3>{}</h3>", escaped(panel.title)));
-    put(html, format_args!("<p class=\"soft\">{}</p>", escaped(panel.here)));
+    put(html, format_args!("<p class=\"soft\">{}</p>", words(panel.here)));
     if let Some(svg) = svg(filled) {
         put(html, format_args!("<div class=\"plot\">{svg}</div>"));
     }
     if let Some(missing) = filled.missing {
-        put(html, format_args!("<p class=\"missing\">Nothing here: {}</p>", escaped(missing)));
+        put(html, format_args!("<p class=\"missing\">Nothing here: {}</p>", words(missing)));
     } else if panel.shape == Shape::Table {
         *html += &table(filled);
     } else {
         put(html, format_args!("<details><summary>Numbers</summary>{}</details>", table(filled)));
     }
-    put(html, format_args!("<p><small>The paper: {}</small></p>", escaped(panel.paper)));
+    put(html, format_args!("<p><small>The paper: {}</small></p>", words(panel.paper)));
     let mut commands: Vec<&str> =
         filled.series.iter().flat_map(|s| &s.points).map(|point| point.command.as_str()).collect();
     commands.dedup();
@@ -130,6 +130,15 @@ fn table(filled: &Filled) -> String {
 
 fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
     html.write_fmt(text).expect("a string takes all");
+}
+
+/// With what stands between backticks as code.
+fn words(text: &str) -> String {
+    let part = |(place, part): (usize, &str)| match place % 2 {
+        0 => escaped(part),
+        _ => format!("<code>{}</code>", escaped(part)),
+    };
+    text.split('`').enumerate().map(part).collect()
 }
 
 fn escaped(text: &str) -> String {

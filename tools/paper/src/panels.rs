@@ -53,6 +53,7 @@ const RATE: &str = "tokens/s";
 const SHARE: &str = "memory, % of the bundle";
 const NO_GPU: &str = "Needs an NVIDIA GPU, which this machine has not. What was measured on one, with its commands: \
                       kernels/cuda/RESULTS.md.";
+const PENDING: &str = "Not measured yet: the same command goes on.";
 const ALL_FAILED: &str = "No command for it ended well; see below why.";
 const NO_DATA: &str = "The datasets are not here: `ls-prep datasets fetch` says where they are from, and --qasper, --truthfulqa \
                        and --coqa take the files.";
@@ -313,6 +314,8 @@ struct Gathered {
 struct Gathering {
     series: Vec<(String, BTreeMap<u64, Gathered>)>,
     failed: Vec<(String, String)>,
+    /// Whether a job has not run yet.
+    pending: bool,
 }
 
 impl Gathering {
@@ -363,9 +366,13 @@ pub fn fill(jobs: &[Job], programs: &Programs, ledger: &Ledger) -> Result<Vec<Fi
         if !models.contains(&job.model.as_str()) {
             models.push(&job.model);
         }
-        let Some(entry) = ledger.get(&job.key(programs)?) else { continue };
+        let entry = ledger.get(&job.key(programs)?);
         for feed in &job.feeds {
             let gathering = gatherings.entry((&job.model, feed.panel)).or_default();
+            let Some(entry) = entry else {
+                gathering.pending = true;
+                continue;
+            };
             let failure = entry.error.as_ref().map(|error| (entry.command.clone(), error.clone()));
             if let Some(failure) = failure {
                 if !gathering.failed.contains(&failure) {
@@ -381,9 +388,10 @@ pub fn fill(jobs: &[Job], programs: &Programs, ledger: &Ledger) -> Result<Vec<Fi
     for model in models {
         for panel in PANELS {
             let gathering = gatherings.remove(&(model, panel.id)).unwrap_or_default();
-            let failed = gathering.failed.clone();
+            let (failed, pending) = (gathering.failed.clone(), gathering.pending);
             let series = gathering.series();
-            let missing = series.is_empty().then_some(panel.without);
+            let why = if pending { PENDING } else { panel.without };
+            let missing = series.is_empty().then_some(why);
             let (panel, model) = (*panel, model.to_owned());
             filled.push(Filled { panel, model, series, failed, missing });
         }

@@ -73,6 +73,11 @@ fn work_goes_on_where_it_was_and_is_told_whole() {
     let (first, rest) = jobs.split_at(jobs.len() / 2);
     assert!(measure(&bench, first) > 0);
     let half = bench.calls();
+    let pending = fill(&jobs, &bench.programs, &bench.ledger()).unwrap();
+    let missing = |id: &str| {
+        pending.iter().find(|panel| panel.panel.id == id).and_then(|panel| panel.missing).unwrap()
+    };
+    assert!(missing("table-5").contains("Not measured yet") && missing("table-3").contains("GPU"));
     // A crash in the midst of a line.
     let mut bytes = fs::read(bench.path("results.jsonl")).unwrap();
     bytes.extend(b"{\"key\": \"torn");
@@ -96,9 +101,11 @@ fn work_goes_on_where_it_was_and_is_told_whole() {
     let empty = filled.iter().find(|panel| panel.panel.id == "table-3").unwrap();
     assert!(empty.missing.unwrap().contains("GPU"));
 
-    let html = page(&filled, &Machine::this(), &["A <note>.".to_owned()]);
+    let html = page(&filled, &Machine::this(), &["A `bit` of <note>.".to_owned()]);
     assert!(
-        html.contains("A &lt;note&gt;.") && html.contains("<svg") && html.contains("Figure 8.")
+        html.contains("A <code>bit</code> of &lt;note&gt;.")
+            && html.contains("<svg")
+            && html.contains("Figure 8.")
     );
     assert!(!html.contains("http://") || html.contains("xmlns=\"http://www.w3.org/2000/svg\""));
 }
