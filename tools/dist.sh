@@ -37,7 +37,7 @@ for machine in "$@"; do
     "$strip" -o "$out/$name/ls-run" "$built/ls-run"
     cp README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE "$out/$name"
     {
-        echo "ls-run contains these packages from crates.io, under the licences named:"
+        echo "ls-run contains these packages of others, under the licences named:"
         echo
         cargo tree --locked -p ls-run -e normal --target "$triple" --prefix none --format '{p}  {l}' |
             grep -v "($PWD" | sed 's/ (\*)$//' | sort -u
