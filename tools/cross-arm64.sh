@@ -77,7 +77,9 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 # Emulation is slow enough.
 export CARGO_PROFILE_DEV_OPT_LEVEL=3
-[ $# -gt 0 ] || set -- test -p ls-cpu -p ls-hash -p ls-bundle
+# One test starts its own program anew, which this machine's kernel cannot run; it runs on x86-64.
+[ $# -gt 0 ] || set -- test --no-fail-fast -p ls-cpu -p ls-hash -p ls-bundle -- \
+    --skip a_full_disk_leaves_the_old_bundle_and_nothing_else
 command=$1
 shift
 exec cargo "$command" --target "$target" --locked "$@"
