@@ -19,8 +19,6 @@ const ROUNDS: u32 = 3;
 /// Reads of blocks, small and large ones, and how many of them are in flight.
 const BLOCK_BYTES: [u64; 2] = [4 << 10, 64 << 10];
 const MANY: u32 = 32;
-/// Merging counts this part of what a read costs: what is read for nothing is sure, what is saved is not.
-pub(crate) const MERGED_FOR: u64 = 2;
 /// More bytes than this are never read for nothing, however dear small reads seemed at that moment.
 const MAX_READ_COST_BYTES: u64 = 32 << 10;
 /// Most reads in flight.
@@ -104,7 +102,8 @@ fn measure(path: &Path) -> Result<Shape, IoError> {
     Ok(Shape { read_cost_bytes: read_cost(by_size), ..knee(&tried) })
 }
 
-/// What merging counts for a read beside its bytes, as bytes. From the bytes a second of many reads of each of [`BLOCK_BYTES`].
+/// What a read costs beside its bytes, as bytes: half of it, since what is read for nothing is sure and what is saved is
+/// not. From the bytes a second of many reads of each of [`BLOCK_BYTES`].
 fn read_cost(bytes_s: [f64; 2]) -> u64 {
     let bytes = BLOCK_BYTES.map(|bytes| bytes as f64);
     let [small_s, large_s] = [bytes[0] / bytes_s[0].max(1.0), bytes[1] / bytes_s[1].max(1.0)];
@@ -113,7 +112,7 @@ fn read_cost(bytes_s: [f64; 2]) -> u64 {
         return MAX_READ_COST_BYTES;
     }
     let read_s = (small_s - bytes[0] * byte_s).max(0.0);
-    ((read_s / byte_s / MERGED_FOR as f64) as u64).min(MAX_READ_COST_BYTES)
+    ((read_s / byte_s / 2.0) as u64).min(MAX_READ_COST_BYTES)
 }
 
 /// Of (shape, bytes a second), the one with the smallest buffers that is nearly as fast as the fastest.

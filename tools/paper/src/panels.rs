@@ -137,7 +137,7 @@ pub const PANELS: &[Panel] = &[
         title: "Beside Figure 8. Share of what disk and memory allow",
         shape: lines(SHARE, "share of the bound, %"),
         here: "The bound is the larger of the time to read what was read and the time to touch what was touched, by the disk's \
-               and memory's bandwidth in the same run; a small read costs beside its bytes what this disk was measured to take.",
+               and memory's bandwidth in the same run. Small reads reach no disk's bandwidth, so sparse rows stay below it.",
         paper: "Not reported.",
         without: ALL_FAILED,
     },

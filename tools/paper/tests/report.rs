@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const FAKE: &str = r#"#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
 case "$*" in *oracle*) echo "no room" >&2; exit 6;; esac
-echo '{"rep": 0, "decode_tok_s": 10.0, "bound_of_reads_fraction": 0.5, "bytes_read_per_token": 2000000, "perplexity": 20.5}'
+echo '{"rep": 0, "decode_tok_s": 10.0, "bound_fraction": 0.5, "bytes_read_per_token": 2000000, "perplexity": 20.5}'
 "#;
 
 struct Bench {

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         rates.push(run.decode_tok_s);
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
         let map = bundle.weights();
-        let load = load(&system, &bundle, &plan, middle, run.bytes_per_token, &engine);
+        let load = load(&system, &bundle, &plan, middle, run.bytes_per_token);
         if !args.json {
             tell(&system, &script, &plan, &machine, &load, &run)?;
             continue;
@@ -137,24 +137,12 @@ fn load(
     plan: &MemoryPlan,
     position: u32,
     bytes_per_token: u64,
-    engine: &Engine,
 ) -> Load {
     let (config, map) = (bundle.model(), bundle.weights());
     match &system.columns {
         None => Load::dense(config, map, plan, position),
-        Some(columns) => {
-            let read = with_reads(bytes_per_token, engine);
-            Load::sparse(config, map, plan, position, columns, read)
-        }
+        Some(columns) => Load::sparse(config, map, plan, position, columns, bytes_per_token),
     }
-}
-
-/// `bytes` with the number of reads that they take: as large ones as what was wanted was read in.
-fn with_reads(bytes: u64, engine: &Engine) -> (u64, f64) {
-    let (wanted_bytes, reads) = engine.layer_stats().fold((0, 0), |(bytes, reads), (layer, _)| {
-        (bytes + layer.wanted_bytes, reads + layer.wanted_reads)
-    });
-    (bytes, bytes as f64 * reads as f64 / wanted_bytes.max(1) as f64)
 }
 
 /// A repetition in a line.
@@ -191,7 +179,6 @@ fn measured(
     run: &Repetition,
 ) -> anyhow::Result<serde_json::Value> {
     let bound_tok_s = machine.bound_tok_s(load);
-    let bound_of_reads_tok_s = machine.bound_of_reads_tok_s(load);
     let mut object = serde_json::json!({
         "decode_tok_s": run.decode_tok_s,
         "quarters_tok_s": run.quarters_tok_s,
@@ -205,8 +192,6 @@ fn measured(
         "memory_bytes_s": machine.memory_bytes_s,
         "bound_tok_s": bound_tok_s,
         "bound_fraction": run.decode_tok_s / bound_tok_s,
-        "bound_of_reads_tok_s": bound_of_reads_tok_s,
-        "bound_of_reads_fraction": run.decode_tok_s / bound_of_reads_tok_s,
     });
     run.device.iter().for_each(|(figures, _)| extend(&mut object, figures.clone()));
     Ok(object)

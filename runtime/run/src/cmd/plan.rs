@@ -2,7 +2,6 @@
 
 use crate::args::PlanArgs;
 use crate::cmd::{extend, plan_json, print_json, print_line};
-use crate::disk::MERGED_FOR;
 use crate::session::{Session, Workload};
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{ModelConfig, WeightMap};
@@ -98,12 +97,6 @@ impl Machine {
         let memory = load.touched_bytes as f64 / self.memory_bytes_s;
         1.0 / disk.max(memory)
     }
-
-    /// The same where each read costs what it does on this disk beside its bytes.
-    #[must_use]
-    pub(crate) fn bound_of_reads_tok_s(&self, load: &Load) -> f64 {
-        self.bound_tok_s(&Load { read_bytes: load.read_bytes + load.reads_cost_bytes, ..*load })
-    }
 }
 
 /// What decoding a token asks of the machine.
@@ -111,8 +104,6 @@ impl Machine {
 pub(crate) struct Load {
     /// From the disk.
     pub(crate) read_bytes: u64,
-    /// What small reads cost beside that, as bytes of large ones.
-    pub(crate) reads_cost_bytes: u64,
     /// From memory: weights and the KV cache.
     pub(crate) touched_bytes: u64,
 }
@@ -129,27 +120,22 @@ impl Load {
         let layers: u64 = map.layers.iter().map(|l| l.ffn.extent().end() - l.q_proj.offset).sum();
         let kv = 4 * u64::from(config.kv_width()) * u64::from(config.layers) * u64::from(position);
         let touched_bytes = layers + head.extent().len + kv;
-        Load { read_bytes: plan.streamed(map).0, reads_cost_bytes: 0, touched_bytes }
+        Load { read_bytes: plan.streamed(map).0, touched_bytes }
     }
 
-    /// A share of the neurons, beside tables of which nearly all is read; `read_bytes`, in as many `reads`, as measured.
+    /// A share of the neurons, beside tables of which nearly all is read; `read_bytes` as measured.
     pub(crate) fn sparse(
         config: &ModelConfig,
         map: &WeightMap,
         plan: &MemoryPlan,
         position: u32,
         columns: &Columns,
-        (read_bytes, reads): (u64, f64),
+        read_bytes: u64,
     ) -> Load {
         let dense = Load::dense(config, map, plan, position);
         let ffn: u64 = map.layers.iter().map(|layer| layer.ffn.extent().len).sum();
         let exact = (ffn as f64 * f64::from(columns.exact_share)) as u64;
-        let read_cost_bytes = plan.merge.map_or(0, |merge| merge.read_cost_bytes * MERGED_FOR);
-        Load {
-            read_bytes,
-            reads_cost_bytes: (reads * read_cost_bytes as f64) as u64,
-            touched_bytes: dense.touched_bytes - ffn + exact + plan.tables.0,
-        }
+        Load { read_bytes, touched_bytes: dense.touched_bytes - ffn + exact + plan.tables.0 }
     }
 }
 

@@ -44,7 +44,7 @@ impl Bench<'_> {
                     let job = job
                         .point("figure-8", &name, percent, "decode_tok_s")
                         .cell("bound", &name, (percent, ""), |entry| {
-                            Some(100.0 * entry.number("bound_of_reads_fraction")?)
+                            Some(100.0 * entry.number("bound_fraction")?)
                         })
                         .cell("bytes", &name, (percent, ""), |entry| {
                             Some(entry.number("bytes_read_per_token")? / 1e6)
