@@ -71,7 +71,7 @@ bench-peers: setup $(MODEL)   ## Build llama.cpp, to be measured beside us by `m
 	tools/peers.sh $(PEERS) $(MODEL)
 
 # Best on a machine that does nothing else. Stopped anywhere, it goes on.
-paper: release $(PAPER)/smollm2.lsb   ## The paper's tables and figures, measured here (QUICK=1: within 40 minutes).
+paper: release $(PAPER)/smollm2.lsb   ## The paper's tables and figures, measured here (QUICK=1: less of them).
 	$(TARGET)/release/ls-prep paper $(PAPER)/smollm2.lsb --source $(MODEL) --recipe tools/paper/paper.toml \
 		--text datasets/text/*.txt --out $(PAPER) $(if $(QUICK),--quick) \
 		$(if $(wildcard $(PEERS)/llama-bench),--llama-bench $(PEERS)/llama-bench --peer-model $(PEERS)/model.f16.gguf)

@@ -196,10 +196,15 @@ impl Session {
         audit: bool,
         script: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        match self.system.columns.filter(|columns| audit || columns.knows_the_future()) {
+        match self.recorded_for(audit) {
             Some(_) => self.run_dense(workload, tokens, audit, script),
             None => Ok(()),
         }
+    }
+
+    /// Choices that want a recording of a dense run, or are to be held against it.
+    fn recorded_for(&self, audit: bool) -> Option<Columns> {
+        self.system.columns.filter(|columns| audit || columns.knows_the_future())
     }
 
     /// The same whether the policies need it or not.
@@ -215,12 +220,9 @@ impl Session {
         args.policies.system = Some(Row::Dense);
         let mut dense = Session::open(&args)?;
         dense.reserve(self.reserved);
-        let recording =
-            self.system.columns.filter(|columns| audit || columns.knows_the_future()).map(
-                |columns| {
-                    Recording::with_capacity(self.bundle.weights(), tokens, |b| columns.count(b))
-                },
-            );
+        let recording = self.recorded_for(audit).map(|columns| {
+            Recording::with_capacity(self.bundle.weights(), tokens, |b| columns.count(b))
+        });
         let plan = dense.plan(workload)?;
         let (_bundle, mut engine) = dense.start(&plan, workload)?;
         if let Some(recording) = recording {

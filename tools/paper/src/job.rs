@@ -34,14 +34,14 @@ pub struct Reading {
 }
 
 /// What is read from a job's output.
-type Read1 = Box<dyn Fn(&Entry) -> Vec<Reading>>;
+type Reader = Box<dyn Fn(&Entry) -> Vec<Reading>>;
 
 /// Which panel a job's output is for.
 pub struct Feed {
     /// The panel's id (see [`crate::PANELS`]).
     pub panel: &'static str,
     /// The points; none if the output lacks them.
-    pub read: Read1,
+    pub read: Reader,
 }
 
 impl fmt::Debug for Feed {
@@ -89,19 +89,17 @@ impl Job {
     /// The point that `value` finds.
     #[must_use]
     pub fn cell(
-        mut self,
+        self,
         panel: &'static str,
         series: &str,
         (x, tick): (f64, &str),
         value: impl Fn(&Entry) -> Option<f64> + 'static,
     ) -> Job {
         let (series, tick) = (series.to_owned(), tick.to_owned());
-        let read = move |entry: &Entry| {
+        self.many(panel, move |entry| {
             let point = |y| Reading { series: series.clone(), x, tick: tick.clone(), y };
             value(entry).map(point).into_iter().collect()
-        };
-        self.feeds.push(Feed { panel, read: Box::new(read) });
-        self
+        })
     }
 
     /// All points that `read` finds.

@@ -47,7 +47,7 @@ pub struct Inputs {
     pub coqa: Option<PathBuf>,
     /// Whether llama.cpp is there to be compared with.
     pub peers: bool,
-    /// Fewer points and repetitions, for less than 40 minutes on two cores.
+    /// Fewer points and repetitions.
     pub quick: bool,
 }
 
@@ -58,7 +58,7 @@ struct Effort {
     tokens: u32,
     /// Tokens of text for a perplexity.
     eval_tokens: u32,
-    /// Memory, as shares of the bundle in percent; the middle one is where other things are varied.
+    /// Memory, as shares of the bundle in percent.
     budgets: &'static [f64],
     /// Shares of neurons left out, in percent.
     sparsities: &'static [u32],
@@ -66,6 +66,8 @@ struct Effort {
     items: u32,
 }
 
+/// The budget at which other things are varied, in percent of the bundle.
+const MIDDLE: f64 = 50.0;
 /// Bundles above this are slow to decode.
 const LARGE_BYTES: u64 = 1 << 30;
 
@@ -90,10 +92,6 @@ impl Effort {
             sparsities: if quick { &[50, 80, 90] } else { &[25, 50, 70, 80, 90, 95] },
             items: if quick || large { 4 } else { 100 },
         }
-    }
-
-    fn middle(&self) -> f64 {
-        50.0
     }
 }
 

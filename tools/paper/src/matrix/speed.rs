@@ -1,6 +1,6 @@
 //! Speed: Figures 8 to 11 and 13, Tables 5 and 7, peers.
 
-use super::{Bench, SPARSE, requests, row, text};
+use super::{Bench, MIDDLE, SPARSE, requests, row, text};
 use crate::job::{Job, Program, Reading};
 use serde_json::Value;
 
@@ -101,7 +101,7 @@ impl Bench<'_> {
     }
 
     fn by_sparsity(&self, jobs: &mut Vec<Job>) {
-        let memory = self.memory_bytes(self.effort.middle()).to_string();
+        let memory = self.memory_bytes(MIDDLE).to_string();
         for &sparsity in self.effort.sparsities {
             let share = format!("{sparsity}%");
             for system in SPARSE {
@@ -188,7 +188,7 @@ impl Bench<'_> {
 
     /// Figure 13.
     fn by_prompt_length(&self, jobs: &mut Vec<Job>) {
-        let memory = self.memory_bytes(self.effort.middle()).to_string();
+        let memory = self.memory_bytes(MIDDLE).to_string();
         let large = self.effort.tokens < 48;
         let lengths: &[u32] = if large { &[32, 128, 256] } else { &[32, 64, 128, 256, 512] };
         let tokens = if large { 32 } else { 256 };

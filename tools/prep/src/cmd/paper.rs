@@ -2,6 +2,7 @@
 
 use super::print;
 use indicatif::{ProgressBar, ProgressStyle};
+use ls_bundle::files;
 use ls_paper::{Inputs, Ledger, Machine, Model, PaperError, Programs};
 use ls_prep::error::{PrepError, Result};
 use serde_json::json;
@@ -63,7 +64,7 @@ pub(crate) struct PaperArgs {
     /// The runtime [default: ls-run beside this program]
     #[arg(long, value_name = "FILE")]
     ls_run: Option<PathBuf>,
-    /// Fewer points and repetitions: less than 40 minutes for a small model on two cores
+    /// Fewer points and repetitions
     #[arg(long)]
     quick: bool,
     /// Run nothing: make the report of what has been measured
@@ -138,9 +139,7 @@ fn paper(error: PaperError) -> PrepError {
 
 /// Replaces the file when the new one is complete.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let part = path.with_extension("part");
-    let written = std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path));
-    written.map_err(|source| PrepError::io(path, source))
+    files::replace(path, bytes).map_err(|source| PrepError::io(path, source))
 }
 
 fn bar(jobs: usize) -> ProgressBar {
