@@ -162,6 +162,20 @@ pub trait ComputeBackend: Send {
         let _ = bytes;
         false
     }
+    /// Announces memory in which blocks of decode will come and go: slots of `slot_bytes`, each with one block of these at a
+    /// time, which starts at a multiple of 64 of the slot. The memory stays until the backend is dropped. A backend may read
+    /// a block in place after the call that brought it; then [`running`](Self::running) says how many it still may. Before
+    /// the first pass only.
+    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) {
+        let _ = (slots, slot_bytes, ffn);
+    }
+    /// Of the blocks in lent slots that calls have brought, oldest first, how many at the end may still be read: they must
+    /// stay as they are.
+    fn running(&self) -> usize {
+        0
+    }
+    /// Waits until none is.
+    fn wait_blocks(&mut self) {}
     /// Starts a pass. Panics if the pass does not fit what the backend was made for.
     fn begin(&mut self, pass: Pass<'_>);
     /// Sets the residual of token `index` of the pass to `row` (one row of the embedding table).
@@ -179,7 +193,7 @@ pub trait ComputeBackend: Send {
     fn mlp(&mut self, layer: LayerId, blocks: &NeuronBlocks<'_>);
     /// Decode: the same for neurons in several places, in any order; all of one number format.
     ///
-    /// The sum depends on the order of the neurons over all calls since `mlp_input`, not on how they are split into
+    /// Unless the backend was asked not to care (it says so itself), the sum depends on the order of the neurons over all calls since `mlp_input`, not on how they are split into
     /// calls and parts. Ascending it is `mlp`'s.
     fn mlp_blocks(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]);
     /// Decode, between `mlp_input` and `mlp_output`: the residual with what the FFN has summed so far, stand-ins

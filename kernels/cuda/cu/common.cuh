@@ -135,6 +135,8 @@ __device__ __forceinline__ u32 acquire_sys(const u32* p) {
 __device__ __forceinline__ void release_sys(u32* p, u32 v) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+// What this thread wrote is seen before what it reads from now on; the host does the same.
+__device__ __forceinline__ void fence_sys() { asm volatile("fence.sc.sys;" ::: "memory"); }
 __device__ __forceinline__ u32 acquire_gpu(const u32* p) {
     u32 v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

@@ -10,7 +10,11 @@
 // Guarantees: the done counter never falls, and is raised to s + 1 only when all blocks have flushed the stages up to s. The
 // sums that follow it to the host hold at least these (they may hold more: atomics do not wait). Each number of them carries
 // the stage, so that neither waits for the other and no fence is needed: one over the bus stops a multiprocessor for a
-// microsecond. Every wait ends after spin_ns, and the status says so.
+// microsecond.
+//
+// Every wait ends. The forwarder waits for the host for spin_ns; then it *pauses*: it tells the blocks that an empty stage
+// was the last one, and the host, which sees that when it posts the next, starts the kernel again. All others wait
+// longer; if they give up something is wrong, and the status says so.
 // With `lanes` there are no stages and no atomics: each group adds to a lane of its own in the order of the list, the same
 // bits each run, however the list is cut into launches.
 #include "load.cuh"
@@ -26,20 +30,26 @@
 #define MAX_GROUPS 2
 #define COPY_WARPS 4
 #define LINE 32  // u32 of a line that nobody else touches
+// Of the end of a stage: it is the launch's last one. Its sums stay on the device.
+#define LAST 0x80000000u
+// How much longer others wait than the forwarder.
+#define OTHERS 4
 
-enum Status { RUNNING = 0, FINISHED = 1, TIMED_OUT = 2 };
+enum Status { RUNNING = 0, FINISHED = 1, TIMED_OUT = 2, PAUSED = 3 };
 
 // Device memory of a session, zero at first.
 struct Session {
     u64 ready[STAGE_RING];   // as `posted` of Mlp
     u32 arrived[STAGE_RING];  // blocks that have flushed a stage, all laps together
     u32 aborted;              // the last launch that gave up, + 1
+    u32 paused;               // the last launch that paused, + 1
 };
 
 // Mapped host memory, written by the device.
 struct Report {
     u32 done, pad0[LINE - 1];    // stages that are computed; their sums are in `partials`, or on their way there
     u32 status, pad1[LINE - 1];  // launch * 4 + Status
+    u32 closing, pad2[LINE - 1]; // a launch that is about to pause, + 1; 0: it goes on after all
 };
 
 struct Mlp {
@@ -57,16 +67,18 @@ struct Mlp {
     u32 hidden;
     u32 groups, buffers, buffer_bytes;
     // Stages, if `posted` is given.
-    const u64* posted;   // host: word s % STAGE_RING is (s + 1) << 32 | end of stage s, once it is ready
+    const u64* posted;   // host: word s % STAGE_RING is (s + 1) << 32 | end of stage s | LAST, once it is ready
     const u64* posted_list;  // host: a block's entries side by side, LIST_RING of them; entry n is its n / blocks-th
     Session* session;
     Report* report;
     ulonglong2* partials;  // host: STAGE_RING x hidden words, a number in the low half, its stage + 1 in the high one
-    u32 first_stage, stages;
+    u32 first_stage, stages;  // at most so many; fewer if one is the last
     u32 launch;
     u32 silent_last;     // whether the last stage's sums stay on the device; the end of the kernel tells of it
     u32 known_stages;    // all of them, if they were posted before the launch (then `end` is their end), or 0
     u64 spin_ns;
+    // Host memory whose blocks are left in device memory, at the same place from `keep_at` on, as they are used.
+    u64 far_from, far_bytes, keep_at;
 };
 
 // Launches may overlap: blocks of the next may begin, and load weights, when all of this one have begun. What they share
@@ -87,12 +99,17 @@ struct Patience {
     Session* session;
     u64 until;
     u32 launch, spins;
-    __device__ Patience(const Mlp& p) : session(p.session), until(now_ns() + p.spin_ns), launch(p.launch), spins(0) {}
-    // False: give up.
-    __device__ bool wait() {
+    __device__ Patience(const Mlp& p, u32 times)
+        : session(p.session), until(now_ns() + times * p.spin_ns), launch(p.launch), spins(0) {}
+    // False: somebody has given up, or it is over.
+    __device__ bool lasts() {
         if (++spins % 64 != 0) return true;
-        if (acquire_gpu(&session->aborted) == launch + 1) return false;
-        if (now_ns() < until) return true;
+        return !aborted() && now_ns() < until;
+    }
+    __device__ bool aborted() const { return acquire_gpu(&session->aborted) == launch + 1; }
+    // False: all give up.
+    __device__ bool wait() {
+        if (lasts()) return true;
         release_gpu(&session->aborted, launch + 1);
         return false;
     }
@@ -105,7 +122,7 @@ struct Shared {
     u32 dirty;                     // whether the second group has left sums for the first
     u32 signaled;                  // flushes that the signaler has passed on
     u32 last_round;                // of the barrier between consumers and signaler
-    u32 copied_to;                 // coordinator: stage
+    u32 copied_to, ended;          // coordinator: stage, and whether the last one is before it
 };
 
 // Where the ring's data begins; the host counts with it.
@@ -237,6 +254,14 @@ struct Consumers {
         }
     }
 
+    // Leaves a block that came from host memory in device memory.
+    __device__ void keep(u64 address, const u8* from) {
+        const u64 at = address - p.far_from;
+        if (at >= p.far_bytes) return;
+        uint4* to = (uint4*)(p.keep_at + at);
+        for (u32 i = thread; i < p.stride / 16; i += threads) to[i] = ((const uint4*)from)[i];
+    }
+
     // One slot's neurons.
     __device__ void slot(const Slot& slot, u32 i, u32& turn) {
         const u32 row = row_bytes<DT>(p.hidden), count = slot.count;
@@ -244,6 +269,7 @@ struct Consumers {
         for (u32 e = 0; e < count; e++) {
             const u32 in_block = (u32)(slot.entries[e] & 63) + 1;
             const u8* at = loader.bytes(i, e);
+            keep(slot.entries[e] & ~63ull, at);
             for (u32 n = 0; n < in_block; n++, at += 3 * row) {
                 const bool last = e + 1 == count && n + 1 == in_block;
                 if (!waiting && !last) {
@@ -297,6 +323,18 @@ struct Consumers {
                 if (mine(c)) lane_sums[column<DT>(octet(c), j)] = acc[c][j];
     }
 };
+
+// How many stages from s on are there, by the lanes' words; `last` if one of them is the last.
+__device__ __forceinline__ u32 stages_there(u64 word, u32 s, u32 lane, u32& last) {
+    const bool is_there = (u32)(word >> 32) == s + lane + 1;
+    const u32 there = __ballot_sync(FULL, is_there);
+    const u32 ends = __ballot_sync(FULL, is_there && ((u32)word & LAST) != 0);
+    const u32 count = ~there == 0 ? WARP : __ffs(~there) - 1;
+    const u32 end = ends == 0 ? WARP + 1 : __ffs(ends);
+    if (end > count) return count;
+    last = s + end;
+    return end;
+}
 
 template <int LOADS>
 struct Producer {
@@ -389,14 +427,15 @@ struct Producer {
         return n + (blockIdx.x + gridDim.x - at) % gridDim.x;
     }
 
-    // Looks at stages s, s + 1, ...: a lane's end in `end`, how many are there; waits for one at least. 0: gave up.
-    __device__ u32 look(u32 s, u32 last, u32& end) {
-        Patience patience(p);
+    // Looks at stages s, s + 1, ... before `last`: a lane's end in `end`, how many are there; waits for one at least. 0: gave
+    // up. If one of them is the last, so is `last`.
+    __device__ u32 look(u32 s, u32& last, u32& end) {
+        Patience patience(p, OTHERS);
         for (;;) {
             const u64 word = s + lane < last ? acquire_gpu(p.session->ready + (s + lane) % STAGE_RING) : 0;
-            end = (u32)word;
-            const u32 there = __ballot_sync(FULL, (u32)(word >> 32) == s + lane + 1);
-            if (there & 1) return ~there == 0 ? WARP : __ffs(~there) - 1;
+            end = (u32)word & ~LAST;
+            const u32 count = stages_there(word, s, lane, last);
+            if (count > 0) return count;
             const bool on = lane != 0 || patience.wait();
             if (!__shfl_sync(FULL, on, 0)) return 0;
         }
@@ -432,22 +471,36 @@ struct Producer {
     }
 };
 
+// The forwarder has waited long enough for stage s; `end` is that of the stage before. Either it sees now that the host has
+// posted, or the host will see that it must start the kernel again: each says something first, and then looks.
+__device__ bool goes_on(const Mlp& p, u32 s, u32 end) {
+    release_sys(&p.report->closing, p.launch + 1);
+    fence_sys();
+    if ((u32)(acquire_sys(p.posted + s % STAGE_RING) >> 32) == s + 1) {
+        release_sys(&p.report->closing, 0);
+        return true;
+    }
+    release_gpu(&p.session->paused, p.launch + 1);
+    release_gpu(p.session->ready + s % STAGE_RING, (u64)(s + 1) << 32 | LAST | end);
+    return false;
+}
+
 // Republishes the host's words. One warp.
 __device__ void forward(const Mlp& p, u32 lane) {
-    const u32 last = p.first_stage + p.stages;
+    u32 last = p.first_stage + p.stages, end = p.first;
     for (u32 s = p.first_stage; s != last;) {
-        Patience patience(p);
+        Patience patience(p, 1);
         u32 count = 0;
+        u64 word = 0;
         while (count == 0) {
-            const u64 word = s + lane < last ? acquire_sys(p.posted + (s + lane) % STAGE_RING) : 0;
-            const u32 there = __ballot_sync(FULL, (u32)(word >> 32) == s + lane + 1);
-            count = ~there == 0 ? WARP : __ffs(~there) - 1;
-            __syncwarp();
+            word = s + lane < last ? acquire_sys(p.posted + (s + lane) % STAGE_RING) : 0;
+            count = stages_there(word, s, lane, last);
             // What came before the host's words comes before these.
             if (lane < count) release_gpu(p.session->ready + (s + lane) % STAGE_RING, word);
-            const bool on = lane != 0 || count > 0 || patience.wait();
+            const bool on = lane != 0 || count > 0 || patience.lasts() || (!patience.aborted() && goes_on(p, s, end));
             if (!__shfl_sync(FULL, on, 0)) return;
         }
+        end = __shfl_sync(FULL, (u32)word, count - 1);
         s += count;
     }
 }
@@ -474,40 +527,52 @@ __device__ void coordinate(const Mlp& p, Shared& shared, u32 thread) {
         wait_for_earlier();
         *(volatile u32*)&p.report->done = p.first_stage;
     }
+    const auto flushed = [&](u32 s) {
+        return acquire_gpu(p.session->arrived + s % STAGE_RING) == (s / STAGE_RING + 1) * gridDim.x;
+    };
+    // Whoever has flushed a stage has seen whether it is the last.
+    const auto ends = [&](u32 s) {
+        return p.known_stages == 0 && ((u32)acquire_gpu(p.session->ready + s % STAGE_RING) & LAST) != 0;
+    };
     for (u32 s = p.first_stage; s != last;) {
         if (thread == 0) {
-            Patience patience(p);
+            Patience patience(p, OTHERS);
             u32 to = s;
-            bool ok = true;
-            const u32* arrived = p.session->arrived;
-            auto flushed = [&](u32 s) { return acquire_gpu(arrived + s % STAGE_RING) == (s / STAGE_RING + 1) * gridDim.x; };
+            bool ok = true, ended = false;
             while (!flushed(s) && (ok = patience.wait())) {
             }
             if (ok) {
                 to = s + 1;
-                while (to != last && flushed(to)) to++;
-                *(volatile u32*)&p.report->done = to;
+                while (!(ended = ends(to - 1)) && to != last && flushed(to)) to++;
+                // A pause is no stage of the host's.
+                const bool paused = ended && acquire_gpu(&p.session->paused) == p.launch + 1;
+                *(volatile u32*)&p.report->done = to - paused;
             }
             shared.copied_to = to;
+            shared.ended = ended;
         }
         named_barrier(BARRIER_COPY, threads);
-        const u32 to = *(volatile u32*)&shared.copied_to;
+        const u32 to = *(volatile u32*)&shared.copied_to, ended = *(volatile u32*)&shared.ended;
         named_barrier(BARRIER_COPY, threads);
-        if (to == s) break;
-        ulonglong2* into = p.partials + (u64)((to - 1) % STAGE_RING) * p.hidden / 2;
+        // Nobody waits for sums when the last stage has been posted; in a pause somebody may.
+        const u32 sent = to - ended;
+        if (sent == s) break;
+        ulonglong2* into = p.partials + (u64)((sent - 1) % STAGE_RING) * p.hidden / 2;
         const float4* from = (const float4*)p.sum;
-        const u64 stage = (u64)to << 32;
+        const u64 stage = (u64)sent << 32;
 #pragma unroll 8
         for (u32 i = thread; i < p.hidden / 4; i += threads) {
             const float4 v = __ldcg(from + i);
             __stcg(into + 2 * i, make_ulonglong2(stage | __float_as_uint(v.x), stage | __float_as_uint(v.y)));
             __stcg(into + 2 * i + 1, make_ulonglong2(stage | __float_as_uint(v.z), stage | __float_as_uint(v.w)));
         }
+        if (ended) break;
         s = to;
     }
     if (thread == 0) {
         const bool aborted = acquire_gpu(&p.session->aborted) == p.launch + 1;
-        release_sys(&p.report->status, p.launch * 4 + (aborted ? TIMED_OUT : FINISHED));
+        const bool paused = acquire_gpu(&p.session->paused) == p.launch + 1;
+        release_sys(&p.report->status, p.launch * 4 + (aborted ? TIMED_OUT : paused ? PAUSED : FINISHED));
     }
 }
 

@@ -7,9 +7,10 @@ use crate::buffers::{Buffers, DeviceVectors, Plan};
 use crate::device::{Device, Function, Grid, args};
 use crate::error::Kind;
 use crate::launch::{Loads, MlpKernel, dtype_name};
+use crate::slots::Staged;
 use crate::weights::Weights;
 use ls_bundle::ids::{ByteCount, LayerId};
-use ls_bundle::model::{DType, ModelConfig, QUANT_GROUP, Vectors};
+use ls_bundle::model::{DType, FfnExtent, ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
     BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
     Projection, ProjectionPart, Shape, is_chosen, rope_frequencies, rope_turn,
@@ -30,6 +31,9 @@ pub struct CudaOptions {
     pub loads: Option<Loads>,
     /// Whether kept weights are read where they are; None: if the device has the host's memory.
     pub in_place: Option<bool>,
+    /// Whether decode's FFN runs in stages on [lent](ComputeBackend::lend) slots: sums are then added with atomics, and
+    /// their last bits differ from run to run.
+    pub staged: bool,
 }
 
 /// The kernels of one number format.
@@ -127,6 +131,8 @@ pub(crate) struct Ffn {
     pub(crate) estimated: Option<(LayerId, usize)>,
     /// Whether there are sums of stand-ins.
     pub(crate) stand_ins: bool,
+    /// Whether these, and the sums of blocks so far, are in the residual already.
+    pub(crate) settled: bool,
 }
 
 /// A model's activations and KV cache on a device.
@@ -147,6 +153,8 @@ pub struct CudaBackend {
     pub(crate) mlp: Option<((DType, u32, u32), MlpKernel)>,
     /// Addresses of blocks on their way to a launch.
     pub(crate) list: Vec<u64>,
+    /// Decode's FFN on the engine's slots.
+    pub(crate) staged: Option<Staged>,
 }
 
 impl CudaBackend {
@@ -183,6 +191,7 @@ impl CudaBackend {
             ffn: Ffn::default(),
             mlp: None,
             list: Vec::with_capacity(crate::ffn::MAX_LIST),
+            staged: None,
             device: device.clone(),
         };
         device.wait()?;
@@ -196,10 +205,11 @@ impl CudaBackend {
         Plan::new(config, options).bytes()
     }
 
-    /// Bytes of weights that the device has a copy of.
+    /// Bytes of weights that the device has a copy of, or room for.
     #[must_use]
     pub fn kept(&self) -> ByteCount {
-        ByteCount(self.weights.copied_bytes())
+        let lent = self.staged.as_ref().map_or(0, Staged::copied_bytes);
+        ByteCount(self.weights.copied_bytes() + lent)
     }
 
     /// Starts a kernel.
@@ -239,7 +249,7 @@ impl CudaBackend {
 }
 
 /// The result of something that only fails when the device has failed: nothing can go on then.
-pub(crate) fn done<T>(result: Result<T, Kind>) -> T {
+pub(crate) fn done<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -271,8 +281,28 @@ impl ComputeBackend for CudaBackend {
         self.weights.keep(bytes).is_ok()
     }
 
+    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) {
+        if self.options.staged && slots.len() >= slot_bytes {
+            let info = self.device.info();
+            let loads = self.options.loads.unwrap_or(Loads::best(info.capability));
+            let in_place = self.options.in_place.unwrap_or(info.unified);
+            let slots = (slots, slot_bytes);
+            self.staged = Staged::new(&self.device, slots, ffn, loads, in_place).ok();
+        }
+    }
+
+    fn running(&self) -> usize {
+        self.staged.as_ref().map_or(0, Staged::running)
+    }
+
+    fn wait_blocks(&mut self) {
+        self.staged.iter().for_each(|staged| done(staged.wait_blocks()));
+    }
+
     fn begin(&mut self, pass: Pass<'_>) {
         done(self.device.enter());
+        // It is open only if the pass before ended in an error.
+        self.close_stages();
         // What the last pass reads in place is written below.
         done(self.device.wait());
         let tokens = pass.tokens;
@@ -348,6 +378,7 @@ impl ComputeBackend for CudaBackend {
     }
 
     fn mlp_input(&mut self, layer: LayerId) {
+        self.close_stages();
         self.norm(self.vectors.layers[layer.index()].mlp_norm, 0, self.pass.tokens);
         self.ffn = Ffn::default();
         if self.pass.decode {
@@ -357,16 +388,24 @@ impl ComputeBackend for CudaBackend {
 
     fn mlp(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>) {
         assert_eq!(blocks.hidden as usize, self.shape.hidden, "width of a neuron");
+        self.close_stages();
         if self.pass.decode { self.mlp_one(blocks) } else { self.mlp_many(blocks) }
     }
 
-    fn mlp_blocks(&mut self, _layer: LayerId, blocks: &[NeuronBlocks<'_>]) {
+    fn mlp_blocks(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]) {
         assert!(self.pass.decode, "single blocks are for decode");
-        self.mlp_list(blocks);
+        if !self.mlp_stage(layer, blocks) {
+            self.close_stages();
+            self.mlp_list(blocks);
+        }
     }
 
     fn feature(&self, out: &mut [f32]) {
         assert!(self.pass.decode, "a feature is one token's");
+        if let Some(staged) = self.staged.as_ref().filter(|staged| staged.is_open()) {
+            done(staged.sum(out));
+            return;
+        }
         self.add_lanes(self.buffers.host_feature.address());
         done(self.device.wait());
         // SAFETY: the stream is idle.
@@ -377,6 +416,7 @@ impl ComputeBackend for CudaBackend {
     fn importance(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>, out: &mut [f32]) {
         assert!(self.pass.decode, "importance is one token's");
         assert_eq!(out.len(), blocks.neurons as usize, "a number for each neuron");
+        self.close_stages();
         self.importance_one(blocks);
         done(self.device.wait());
         // SAFETY: the stream is idle.
@@ -386,6 +426,7 @@ impl ComputeBackend for CudaBackend {
 
     fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
         self.check_base(base, tables);
+        self.close_stages();
         self.estimate_one(base, tables);
         self.ffn.estimated = Some((layer, base.neurons()));
     }
@@ -407,6 +448,7 @@ impl ComputeBackend for CudaBackend {
         self.check_base(base, tables);
         assert_eq!(self.ffn.estimated, Some((layer, base.neurons())), "`estimate` comes before");
         assert!(!self.ffn.stand_ins, "stand-ins are added once");
+        self.close_stages();
         if (0..base.neurons()).any(|neuron| !is_chosen(chosen, neuron)) {
             self.stand_in_one(base, tables, chosen);
             self.ffn.stand_ins = true;
@@ -414,8 +456,9 @@ impl ComputeBackend for CudaBackend {
     }
 
     fn mlp_output(&mut self, _layer: LayerId) {
+        self.close_stages();
         // Prefill has added to the residual itself.
-        if self.pass.decode {
+        if self.pass.decode && self.has_sums() {
             self.add_lanes(self.buffers.x.address());
         }
     }

@@ -3,10 +3,11 @@
 //! Every way computes the same neurons and is checked against a plain sum in f64 before it is timed.
 
 use crate::CudaError;
+use crate::blocks::{Blocks, Entry, MlpShape};
 use crate::device::{Device, Grid, args};
 use crate::error::{Kind, check};
 use crate::launch::{Loads, dtype_name};
-use crate::stages::{Blocks, Entry, MlpShape, StagedMlp, StagedOptions};
+use crate::stages::{StagedMlp, StagedOptions};
 use cudarc::driver::sys;
 use ls_bundle::model::DType;
 use ls_compute::conformance::Rng;

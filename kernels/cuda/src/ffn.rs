@@ -1,13 +1,15 @@
 //! The FFN: exact neurons of one token or many, and the low-bit base.
 
-use crate::backend::{CudaBackend, done};
+use crate::backend::{CudaBackend, Ffn, done};
 use crate::buffers::ACTIVATION_NEURONS;
 use crate::dense::{RowsArgs, TILE};
 use crate::device::{Grid, args};
 use crate::error::check;
 use crate::launch::{Loads, MlpArgs, MlpKernel};
+use crate::stages::Vectors;
 use crate::weights::STAGING_BYTES;
 use cudarc::driver::sys;
+use ls_bundle::ids::LayerId;
 use ls_bundle::low_bit::Codebook;
 use ls_bundle::tiles::{self, Tiles};
 use ls_compute::{BaseNeurons, BaseTables, NeuronBlocks};
@@ -125,6 +127,40 @@ impl CudaBackend {
         self.list.clear();
     }
 
+    /// Decode, blocks in lent slots: a stage of the kernel that runs while they come. False: they are not in slots.
+    pub(crate) fn mlp_stage(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]) -> bool {
+        let Some(staged) = &mut self.staged else { return false };
+        if !staged.list(layer, blocks) {
+            return false;
+        }
+        if !staged.is_open() {
+            // The kernel adds to the residual, which so is Eq. 2's x~ after each stage.
+            let vectors = Vectors { h: self.buffers.h.address(), sum: self.buffers.x.address() };
+            if self.has_sums() {
+                self.add_lanes(vectors.sum);
+                done(self.buffers.lanes.fill_zero(0, self.buffers.lanes.bytes()));
+                self.ffn = Ffn { blocks: 0, settled: self.ffn.stand_ins, ..self.ffn };
+            }
+            let staged = self.staged.as_mut().expect("looked at above");
+            done(staged.open(vectors));
+        }
+        let staged = self.staged.as_mut().expect("looked at above");
+        done(staged.feed());
+        true
+    }
+
+    /// Lets the kernel of the stages end: what is launched from now on comes after it.
+    pub(crate) fn close_stages(&mut self) {
+        if let Some(staged) = self.staged.as_mut().filter(|staged| staged.is_open()) {
+            done(staged.close());
+        }
+    }
+
+    /// Whether something has been summed beside the residual.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.ffn.blocks > 0 || (self.ffn.stand_ins && !self.ffn.settled)
+    }
+
     /// The device's copy of blocks, if its address leaves room for their number.
     fn find_blocks(&self, bytes: &[u8]) -> Option<u64> {
         self.weights.find(bytes).filter(|address| address.is_multiple_of(64))
@@ -135,7 +171,8 @@ impl CudaBackend {
         let hidden = self.shape.hidden as u32;
         let b = &self.buffers;
         let (x, lanes, stand_ins) = (b.x.address(), b.lanes.address(), b.stand_ins.address());
-        let constant = if self.ffn.stand_ins { b.constant.address() } else { 0 };
+        let is_new = self.ffn.stand_ins && !self.ffn.settled;
+        let constant = if is_new { b.constant.address() } else { 0 };
         let count = self.mlp.map_or(0, |(_, kernel)| kernel.lanes());
         let grid = Grid::new(hidden.div_ceil(32), 256);
         let args = args!(to, x, lanes, count, stand_ins, constant, hidden);

@@ -103,6 +103,9 @@ pub(crate) struct MlpArgs {
     pub(crate) silent_last: u32,
     pub(crate) known_stages: u32,
     pub(crate) spin_ns: u64,
+    pub(crate) far_from: u64,
+    pub(crate) far_bytes: u64,
+    pub(crate) keep_at: u64,
 }
 
 /// The kernel for one shape of neurons, and how it is launched.

@@ -18,6 +18,7 @@
 mod attention;
 mod backend;
 pub mod bench;
+mod blocks;
 mod buffers;
 mod built;
 mod dense;
@@ -27,14 +28,16 @@ mod ffn;
 mod kernels;
 mod launch;
 mod nvrtc;
+mod slots;
 mod stages;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};
+pub use blocks::{Blocks, Entry, MlpShape};
 pub use built::{BUILT, BUILT_FROM};
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
 pub use kernels::{KernelSource, compile, module_names, text_hash};
 pub use launch::Loads;
 pub use nvrtc::Nvrtc;
-pub use stages::{Blocks, Entry, MAX_STAGES, MlpShape, StagedMlp, StagedOptions};
+pub use stages::{MAX_STAGES, StagedMlp, StagedOptions};

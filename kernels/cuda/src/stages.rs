@@ -4,15 +4,23 @@
 //! raises a counter, in order, when a stage is done; its sums follow to host memory. Neither side waits for the other:
 //! the host may post any number of stages ahead, and the kernel may tell of several at once.
 //!
+//! A launch is for a number of stages ([`launch`](StagedMlp::launch)), or [open](StagedMlp::open) until the host
+//! [closes](StagedMlp::close) it, as the engine does: how many stages a layer has depends on how its blocks arrive. A kernel
+//! that is open and waits too long pauses, so that no wait is endless; the next stage starts it again.
+//!
 //! Differences from Algorithm 1, each measured: thread blocks do not poll the host's flags themselves, one forwards them
 //! (concurrent reads of one host line serialise); flags are numbers that only grow, so that nothing has to be reset; every
 //! wait is bounded.
 
+mod open;
+
+pub(crate) use open::{Keeping, Vectors};
+
 use crate::CudaError;
+use crate::blocks::{Entry, MlpShape};
 use crate::device::{Device, Mapped, Memory};
 use crate::error::Kind;
 use crate::launch::{LAP_SHIFT, LAPS, LIST_RING, Loads, MlpArgs, MlpKernel, STAGE_RING};
-use ls_bundle::model::DType;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -24,22 +32,12 @@ const SESSION_BYTES: usize = 12 * STAGE_RING as usize + 16;
 const RESET_ENTRIES: u32 = 1 << 30;
 /// Entries of a list on the device, for comparisons.
 const DEVICE_LIST: usize = 1 << 16;
-/// Offset of the status in `Report`.
+/// Offsets in `Report`.
 const STATUS_AT: usize = 128;
+const CLOSING_AT: usize = 256;
+const REPORT_BYTES: usize = 384;
 const STATUS_TIMED_OUT: u32 = 2;
-
-/// The shape of the neurons that run.
-#[derive(Clone, Copy, Debug)]
-pub struct MlpShape {
-    /// Number format of all three rows.
-    pub dtype: DType,
-    /// Weights of a row.
-    pub hidden: u32,
-    /// Neurons of a block.
-    pub block_neurons: u32,
-    /// Bytes from a block to the next, a multiple of 64.
-    pub block_stride: u32,
-}
+const STATUS_PAUSED: u32 = 3;
 
 /// How the kernel runs.
 #[derive(Clone, Copy, Debug)]
@@ -55,98 +53,9 @@ pub struct StagedOptions {
     pub overlapping: bool,
 }
 
-/// A block of neurons in memory that the device can address: its address, its number of neurons - 1, and whether it is in
-/// host memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry(u64);
-
-impl Entry {
-    const FAR: u64 = 1 << 63;
-    const NONE: Entry = Entry(0);
-
-    fn is_far(self) -> bool {
-        self.0 & Entry::FAR != 0
-    }
-
-    /// Where it is.
-    pub(crate) fn address(self) -> u64 {
-        self.0 & !(Entry::FAR | 63)
-    }
-
-    /// Neurons.
-    pub(crate) fn neurons(self) -> usize {
-        (self.0 & 63) as usize + 1
-    }
-}
-
 /// Of so many thread blocks one only has blocks from host memory, if there are any: they arrive late, and would keep others
 /// waiting. A few ask for enough to fill the bus.
 const FAR_SHARE: u32 = 4;
-
-/// Blocks side by side, in device memory or in pinned host memory that the kernel reads in place.
-#[derive(Debug)]
-pub struct Blocks {
-    memory: Place,
-    stride: u32,
-    block_neurons: u32,
-}
-
-#[derive(Debug)]
-enum Place {
-    Device(Memory),
-    Host(Mapped),
-}
-
-impl Blocks {
-    /// Room for `count` blocks in device memory.
-    pub fn on_device(device: &Device, shape: &MlpShape, count: u32) -> Result<Blocks, CudaError> {
-        let memory = device.memory(count as usize * shape.block_stride as usize)?;
-        Ok(Blocks::new(Place::Device(memory), shape))
-    }
-
-    /// Room for `count` blocks in pinned host memory.
-    pub fn on_host(device: &Device, shape: &MlpShape, count: u32) -> Result<Blocks, CudaError> {
-        let memory = device.mapped(count as usize * shape.block_stride as usize)?;
-        Ok(Blocks::new(Place::Host(memory), shape))
-    }
-
-    fn new(memory: Place, shape: &MlpShape) -> Blocks {
-        Blocks { memory, stride: shape.block_stride, block_neurons: shape.block_neurons }
-    }
-
-    /// Fills all blocks from the first on. No kernel may be reading them.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), CudaError> {
-        match &mut self.memory {
-            Place::Device(memory) => memory.write(0, bytes)?,
-            Place::Host(memory) => {
-                // SAFETY: the caller's guarantee; a kernel that reads meanwhile computes nonsense, no more.
-                let all = unsafe { memory.bytes_mut() };
-                all[..bytes.len()].copy_from_slice(bytes);
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies all blocks from others in device memory.
-    pub fn copy_from(&mut self, other: &Blocks) -> Result<(), CudaError> {
-        match (&self.memory, &other.memory) {
-            (Place::Device(to), Place::Device(from)) => Ok(to.copy_from(0, from, from.bytes())?),
-            _ => panic!("both in device memory"),
-        }
-    }
-
-    /// Block `index`, with all of its neurons.
-    #[must_use]
-    pub fn entry(&self, index: u32) -> Entry {
-        let (base, far) = match &self.memory {
-            Place::Device(memory) => (memory.address(), 0),
-            Place::Host(memory) => (memory.address(), Entry::FAR),
-        };
-        let address = base + u64::from(index) * u64::from(self.stride);
-        debug_assert!(address.is_multiple_of(64));
-        Entry(address | far | u64::from(self.block_neurons - 1))
-    }
-}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -174,6 +83,15 @@ pub struct StagedMlp {
     finished_stages: u32,
     /// Number of the entry behind each of the last stages.
     ends: [u32; STAGE_RING as usize],
+    /// Blocks given so far, and behind each of the last stages.
+    blocks: u64,
+    block_ends: [u64; STAGE_RING as usize],
+    /// While a launch is open.
+    open: Option<Vectors>,
+    /// The sum of open launches that have no other place; hidden.
+    total: Memory,
+    /// What is left in device memory.
+    keeping: Keeping,
 }
 
 impl StagedMlp {
@@ -202,7 +120,7 @@ impl StagedMlp {
             list: device.memory(DEVICE_LIST * 8)?,
             posted_list: device.mapped(list_bytes)?,
             posted: device.mapped(8 * STAGE_RING as usize)?,
-            report: device.mapped(2 * STATUS_AT)?,
+            report: device.mapped(REPORT_BYTES)?,
             partials: device.mapped(STAGE_RING as usize * 2 * vector)?,
             launches: 0,
             launched_stages: 0,
@@ -211,6 +129,11 @@ impl StagedMlp {
             announced_entries: 0,
             finished_stages: 0,
             ends: [0; STAGE_RING as usize],
+            blocks: 0,
+            block_ends: [0; STAGE_RING as usize],
+            open: None,
+            total: device.memory(vector)?,
+            keeping: Keeping::default(),
             device: device.clone(),
         })
     }
@@ -225,6 +148,7 @@ impl StagedMlp {
     /// posted. With `silent_last` the last stage's sums stay on the device.
     pub fn launch(&mut self, stages: u32, silent_last: bool) -> Result<(), CudaError> {
         assert!((1..=MAX_STAGES).contains(&stages), "{stages} stages");
+        assert!(self.open.is_none(), "an open launch is closed first");
         let ahead = self.posted_stages.wrapping_sub(self.launched_stages) as i32;
         assert!(ahead >= 0, "earlier launches wait for {} stages", -ahead);
         if ahead == 0 && self.announced_entries > RESET_ENTRIES {
@@ -234,24 +158,31 @@ impl StagedMlp {
         // One stage that is posted needs no forwarding.
         let known = u32::from(stages == 1 && ahead > 0);
         let args = MlpArgs {
-            first: self.end_of(self.launched_stages.wrapping_sub(1)),
             end: self.end_of(self.launched_stages),
             known_stages: known,
+            stages,
+            silent_last: u32::from(silent_last),
+            ..self.staged_args()
+        };
+        // SAFETY: all memory is this session's, as large as the kernel expects; the stream runs one kernel at a time.
+        unsafe { self.kernel.launch(&self.device, args)? };
+        self.launches = self.launches.wrapping_add(1);
+        self.launched_stages = self.launched_stages.wrapping_add(stages);
+        Ok(())
+    }
+
+    /// The parameters of launches with stages, but for those that say which.
+    fn staged_args(&self) -> MlpArgs {
+        MlpArgs {
+            first: self.end_of(self.launched_stages.wrapping_sub(1)),
             posted: self.posted.address(),
             posted_list: self.posted_list.address(),
             session: self.session.address(),
             report: self.report.address(),
             partials: self.partials.address(),
             first_stage: self.launched_stages,
-            stages,
-            silent_last: u32::from(silent_last),
             ..self.args()
-        };
-        // SAFETY: all memory is this session's, as large as the kernel expects; the stream runs one kernel at a time.
-        unsafe { self.kernel.launch(&self.device, args)? };
-        self.launches += 1;
-        self.launched_stages = self.launched_stages.wrapping_add(stages);
-        Ok(())
+        }
     }
 
     /// The parameters that all launches share; the sums are those of the next launch.
@@ -266,6 +197,9 @@ impl StagedMlp {
             hidden: self.shape.hidden,
             launch: self.launches,
             spin_ns: self.patience.as_nanos() as u64,
+            far_from: self.keeping.from,
+            far_bytes: self.keeping.bytes,
+            keep_at: self.keeping.to,
             ..MlpArgs::default()
         }
     }
@@ -274,12 +208,17 @@ impl StagedMlp {
     /// device is too far behind.
     pub fn post(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
         self.announce(entries)?;
-        self.post_announced(self.announced_entries.wrapping_sub(self.posted_entries))
+        let count = self.announced_entries.wrapping_sub(self.posted_entries);
+        Ok(self.post_stage(count, entries.len(), 0)?)
     }
 
     /// Lists blocks that later stages will have, in order; how many places they take. The device reads the list ahead, not
     /// the blocks.
     pub fn announce(&mut self, entries: &[Entry]) -> Result<u32, CudaError> {
+        Ok(self.announce_all(entries)?)
+    }
+
+    fn announce_all(&mut self, entries: &[Entry]) -> Result<u32, Kind> {
         let count = u32::try_from(entries.len()).expect("a layer's blocks");
         let blocks = self.kernel.blocks();
         let far = entries.iter().filter(|entry| entry.is_far()).count() as u32;
@@ -311,7 +250,7 @@ impl StagedMlp {
     }
 
     /// Waits until the device has read what lies where `count` more entries go.
-    fn make_room(&mut self, count: u32) -> Result<(), CudaError> {
+    fn make_room(&mut self, count: u32) -> Result<(), Kind> {
         let most = self.kernel.blocks() * LIST_RING;
         assert!(count <= most, "{count} entries");
         self.wait_for(|this| {
@@ -330,7 +269,7 @@ impl StagedMlp {
             // A thread block's entries lie side by side, so that no two read the same line.
             let at = block * LIST_RING + row % LIST_RING;
             let lap = u64::from((row / LIST_RING + 1) % LAPS);
-            let word = entry.0 & !Entry::FAR | lap << LAP_SHIFT;
+            let word = entry.word() | lap << LAP_SHIFT;
             // SAFETY: within the list; the device reads whole words.
             unsafe { list.add(at as usize).write_volatile(word) };
             block += 1;
@@ -342,13 +281,20 @@ impl StagedMlp {
 
     /// Says that the next `count` announced blocks, the next stage, are in memory.
     pub fn post_announced(&mut self, count: u32) -> Result<(), CudaError> {
+        Ok(self.post_stage(count, count as usize, 0)?)
+    }
+
+    /// A stage of so many places of the list, which have so many blocks; `mark` is 0 or [`LAST`].
+    fn post_stage(&mut self, count: u32, blocks: usize, mark: u32) -> Result<(), Kind> {
         let open = self.announced_entries.wrapping_sub(self.posted_entries);
         assert!(count <= open, "{count} blocks of {open} announced");
         let stage = self.posted_stages;
         self.wait_for(|this| stage.wrapping_sub(this.done()) < STAGE_RING - 1)?;
         self.posted_entries += count;
         self.ends[(stage % STAGE_RING) as usize] = self.posted_entries;
-        let word = u64::from(stage.wrapping_add(1)) << 32 | u64::from(self.posted_entries);
+        self.blocks += blocks as u64;
+        self.block_ends[(stage % STAGE_RING) as usize] = self.blocks;
+        let word = u64::from(stage.wrapping_add(1)) << 32 | u64::from(self.posted_entries | mark);
         // SAFETY: a word of mapped memory, aligned, that both sides use as an atomic only.
         let flag = unsafe {
             let words = self.posted.host().cast::<u64>();
@@ -361,13 +307,13 @@ impl StagedMlp {
     }
 
     /// Waits until the rings have room.
-    fn wait_for(&mut self, has_room: impl Fn(&Self) -> bool) -> Result<(), CudaError> {
+    fn wait_for(&mut self, has_room: impl Fn(&Self) -> bool) -> Result<(), Kind> {
         while !has_room(self) {
-            if self.posted_stages == self.launched_stages {
+            if self.posted_stages == self.launched_stages && self.open.is_none() {
                 // All that runs has what it waits for.
-                self.finish()?;
+                self.end()?;
             } else {
-                self.wait_done(self.done().wrapping_add(1))?;
+                self.wait(self.done().wrapping_add(1))?;
             }
         }
         Ok(())
@@ -378,13 +324,17 @@ impl StagedMlp {
         self.ends[(stage % STAGE_RING) as usize]
     }
 
+    /// A word of the device's report.
+    fn word(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: a word of mapped memory that lives as long as self, aligned, and used as an atomic only while kernels run.
+        unsafe { AtomicU32::from_ptr(self.report.host().add(at).cast()) }
+    }
+
     /// Stages that are done, over all launches.
     #[must_use]
     pub fn done(&self) -> u32 {
-        // SAFETY: a word of mapped memory, aligned, that both sides use as an atomic only. It orders nothing else: sums
-        // say themselves which stage they are of.
-        let told =
-            unsafe { AtomicU32::from_ptr(self.report.host().cast()) }.load(Ordering::Acquire);
+        // It orders nothing else: sums say themselves which stage they are of.
+        let told = self.word(0).load(Ordering::Acquire);
         // The end of a launch tells of a silent last stage.
         if (told.wrapping_sub(self.finished_stages) as i32) < 0 {
             self.finished_stages
@@ -395,6 +345,10 @@ impl StagedMlp {
 
     /// Waits until `stages` stages, over all launches, are done.
     pub fn wait_done(&self, stages: u32) -> Result<(), CudaError> {
+        Ok(self.wait(stages)?)
+    }
+
+    fn wait(&self, stages: u32) -> Result<(), Kind> {
         let mut started = None;
         let mut spins = 0u32;
         while (self.done().wrapping_sub(stages) as i32) < 0 {
@@ -403,7 +357,7 @@ impl StagedMlp {
             if spins.is_multiple_of(1024) {
                 // The kernel gives up first, and ends.
                 if started.get_or_insert_with(Instant::now).elapsed() > 3 * self.patience {
-                    return Err(self.timed_out().into());
+                    return Err(self.timed_out());
                 }
             }
         }
@@ -443,16 +397,20 @@ impl StagedMlp {
 
     /// Waits for the end of all launches; an error if one gave up. After that the session starts anew.
     pub fn finish(&mut self) -> Result<(), CudaError> {
+        assert!(self.open.is_none(), "an open launch is closed first");
+        Ok(self.end()?)
+    }
+
+    fn end(&mut self) -> Result<(), Kind> {
         self.device.wait()?;
-        // SAFETY: as in `done`.
-        let status = unsafe { AtomicU32::from_ptr(self.report.host().add(STATUS_AT).cast()) };
-        if self.launches == 0 || status.load(Ordering::Acquire) % 4 != STATUS_TIMED_OUT {
+        let status = self.word(STATUS_AT).load(Ordering::Acquire) % 4;
+        if self.launches == 0 || !matches!(status, STATUS_TIMED_OUT | STATUS_PAUSED) {
             self.finished_stages = self.launched_stages;
             return Ok(());
         }
         let error = self.timed_out();
         self.reset()?;
-        Err(error.into())
+        Err(error)
     }
 
     /// The FFN's sum of the last launch; hidden.
@@ -483,7 +441,7 @@ impl StagedMlp {
 
     /// Puts a list on the device, for `run_part`. No launch may be running.
     pub fn write_list(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
-        let words: Vec<u64> = entries.iter().map(|entry| entry.0 & !Entry::FAR).collect();
+        let words: Vec<u64> = entries.iter().map(|entry| entry.word()).collect();
         Ok(self.list.write(0, bytemuck::cast_slice(&words))?)
     }
 
@@ -492,7 +450,7 @@ impl StagedMlp {
     }
 
     /// As new; nothing may be running.
-    fn reset(&mut self) -> Result<(), CudaError> {
+    fn reset(&mut self) -> Result<(), Kind> {
         self.session.fill_zero(0, self.session.bytes())?;
         for sum in &self.sums {
             sum.fill_zero(0, sum.bytes())?;
@@ -506,6 +464,8 @@ impl StagedMlp {
         (self.posted_stages, self.posted_entries, self.announced_entries) = (0, 0, 0);
         self.finished_stages = 0;
         self.ends.fill(0);
+        self.blocks = 0;
+        self.block_ends.fill(0);
         Ok(())
     }
 

@@ -32,14 +32,14 @@ impl Place {
     fn address(&self) -> u64 {
         match self {
             Place::Copied(memory) => memory.address(),
-            Place::Pinned(pinned) => pinned.address,
+            Place::Pinned(pinned) => pinned.address(),
         }
     }
 }
 
 /// Somebody's memory, pinned so that the device can read it.
 #[derive(Debug)]
-struct Pinned {
+pub(crate) struct Pinned {
     host: *mut c_void,
     address: u64,
     device: Device,
@@ -49,7 +49,12 @@ struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    fn new(device: &Device, bytes: &[u8]) -> Result<Pinned, Kind> {
+    /// Where the device finds it.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn new(device: &Device, bytes: &[u8]) -> Result<Pinned, Kind> {
         device.enter()?;
         let host = bytes.as_ptr().cast_mut().cast();
         let mut address = 0;

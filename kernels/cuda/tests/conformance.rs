@@ -15,9 +15,9 @@ fn make(device: &Device, loads: Loads) -> impl Fn(Setup<'_>) -> CudaBackend + us
     move |setup| {
         let Setup { config, vectors, context, pass_tokens, scored_tokens, kv_cache, .. } = setup;
         let loads = Some(loads);
-        let in_place = None;
+        let (in_place, staged) = (None, false);
         let options =
-            CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place };
+            CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place, staged };
         CudaBackend::new(device, config, &vectors, &options).unwrap()
     }
 }
@@ -85,9 +85,9 @@ fn weights_read_in_place() {
     let device = device();
     let in_place = |setup: Setup<'_>, model: &TinyModel| {
         let Setup { config, vectors, context, pass_tokens, scored_tokens, kv_cache, .. } = setup;
-        let (loads, in_place) = (None, Some(true));
+        let (loads, in_place, staged) = (None, Some(true), false);
         let options =
-            CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place };
+            CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place, staged };
         let mut backend = CudaBackend::new(&device, config, &vectors, &options).unwrap();
         // Memory is pinned once: of two backends at the same time the second copies it in parts.
         if backend.keep(&model.image) {

@@ -152,3 +152,75 @@ fn a_stage_that_never_comes_is_given_up() {
         layer.assert_is(&out, &(0..50).collect::<Vec<_>>(), "after a time-out");
     }
 }
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn an_open_launch_takes_what_comes() {
+    for loads in [Loads::Plain, Loads::Async, Loads::Bulk] {
+        let mut layer = layer(loads, false);
+        let mut out = vec![f32::NAN; HIDDEN];
+        for launch in 0..60u32 {
+            layer.mlp.open().unwrap();
+            let mut so_far = Vec::new();
+            for (number, blocks) in
+                stages().into_iter().cycle().take(launch as usize % 7).enumerate()
+            {
+                let entries: Vec<Entry> = blocks.iter().map(|&b| layer.entry(b)).collect();
+                layer.mlp.feed(&entries).unwrap();
+                so_far.extend(blocks);
+                assert!(layer.mlp.running() <= so_far.len());
+                if (launch + number as u32).is_multiple_of(3) {
+                    layer.mlp.wait_blocks().unwrap();
+                    assert_eq!(layer.mlp.running(), 0);
+                }
+            }
+            layer.mlp.close().unwrap();
+            layer.mlp.total(&mut out).unwrap();
+            if so_far.is_empty() {
+                assert!(out.iter().all(|&sum| sum == 0.0), "nothing was fed");
+            } else {
+                layer.assert_is(&out, &so_far, &format!("{loads:?}, launch {launch}"));
+            }
+        }
+    }
+}
+
+/// Longer than the kernel's patience.
+const LONG: std::time::Duration = std::time::Duration::from_millis(350);
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn an_open_launch_that_waits_pauses_and_goes_on() {
+    let mut layer = layer(Loads::Bulk, false);
+    let mut out = vec![f32::NAN; HIDDEN];
+    for pauses in 0..4usize {
+        layer.mlp.open().unwrap();
+        let mut so_far = Vec::new();
+        for (number, blocks) in stages().into_iter().enumerate() {
+            if number < pauses {
+                std::thread::sleep(LONG);
+            }
+            let entries: Vec<Entry> = blocks.iter().map(|&b| layer.entry(b)).collect();
+            layer.mlp.feed(&entries).unwrap();
+            so_far.extend(blocks);
+        }
+        if pauses == 3 {
+            // It has nothing to start again for.
+            std::thread::sleep(LONG);
+        }
+        layer.mlp.close().unwrap();
+        layer.mlp.total(&mut out).unwrap();
+        layer.assert_is(&out, &so_far, &format!("{pauses} pauses"));
+        assert_eq!(layer.mlp.running(), 0);
+    }
+    // Just as long as its patience: either side may be first.
+    for microseconds in (0..40).map(|step| 299_000 + step * 50) {
+        layer.mlp.open().unwrap();
+        let entries: Vec<Entry> = (0..50).map(|b| layer.entry(b)).collect();
+        std::thread::sleep(std::time::Duration::from_micros(microseconds));
+        layer.mlp.feed(&entries).unwrap();
+        layer.mlp.close().unwrap();
+        layer.mlp.total(&mut out).unwrap();
+        layer.assert_is(&out, &(0..50).collect::<Vec<_>>(), &format!("{microseconds} us"));
+    }
+}

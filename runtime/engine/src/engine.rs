@@ -74,6 +74,8 @@ const SPARSE_WALK: usize = 1;
 
 /// See the module's documentation.
 pub struct Engine {
+    /// Before the memory that it was lent, as it may have pinned it: fields are dropped in this order.
+    backend: Box<dyn ComputeBackend>,
     map: WeightMap,
     /// The dense walk.
     program: Program,
@@ -84,7 +86,6 @@ pub struct Engine {
     stream: Stream,
     checker: Checker,
     resident: Vec<Option<Resident>>,
-    backend: Box<dyn ComputeBackend>,
     context: u32,
     pass_tokens: u32,
     position: u32,
@@ -140,7 +141,9 @@ impl Engine {
                 let policies =
                     sparse::load(bundle, plan, &columns, truth, stream, &checker, progress)?;
                 policies.base.iter().for_each(|base| base.keep(backend.as_mut()));
-                Some((program, SparseFfn::open(&map, plan, columns, policies, recording)?))
+                let backend = backend.as_mut();
+                let ffn = SparseFfn::open(&map, plan, columns, policies, recording, backend)?;
+                Some((program, ffn))
             }
         };
         let mut loaded = loaded.into_iter();

@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::memory::{MemoryPlan, Merge};
 use crate::program::blocks_of;
 use crate::stats::{LayerStats, Stats};
-use crate::stream::{Stream, split};
+use crate::stream::{Stream, allocate, split};
 use crate::system::{Admit, Columns, ComputeOrder, Share};
 use crate::timeline::{Span, Timeline};
 use group::Group;
@@ -25,8 +25,10 @@ use ls_bundle::extent::Extent;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
 use ls_cache::{Admission, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
+use ls_compute::ComputeBackend;
 use ls_control::Frequencies;
 use ls_sync::Slot;
+use std::collections::VecDeque;
 
 /// Most expected blocks that are read at the same time: wanted ones, which may come any moment, wait behind them.
 const MAX_AHEAD_READS: u32 = 24;
@@ -96,6 +98,8 @@ pub(crate) struct Flow {
     /// Wanted blocks that are there and have not been taken; the first `usable` of them may run.
     ready: Vec<Ready>,
     usable: usize,
+    /// Slots of blocks that have been taken, oldest first, and that the backend may still read.
+    running: VecDeque<SlotId>,
     layers: Vec<LayerStats>,
 }
 
@@ -106,9 +110,14 @@ impl Flow {
         plan: &MemoryPlan,
         columns: &Columns,
         policy: Box<dyn EvictionPolicy>,
+        backend: &mut dyn ComputeBackend,
     ) -> Result<Flow, EngineError> {
         let ffn: Vec<FfnExtent> = map.layers.iter().map(|layer| layer.ffn).collect();
-        let memory = split(plan.slot_bytes, plan.slots)?;
+        let room = allocate(plan.slot_bytes as usize * plan.slots as usize)?;
+        if let Some(ffn) = ffn.first() {
+            backend.lend(room.bytes(), plan.slot_bytes as usize, ffn);
+        }
+        let memory = split(room, plan.slot_bytes, plan.slots);
         let layers = ffn.len() as u32;
         // Slots that do not stay are for blocks on their way; all are where every block has its own.
         let (stay, all_stay) = (plan.slots - plan.passing, plan.passing == 0);
@@ -129,7 +138,10 @@ impl Flow {
         let most = ffn.iter().map(FfnExtent::blocks).max().unwrap_or(0) as usize;
         let slots = memory.len();
         let buffers = match plan.merge {
-            Some(merge) => split(merge.buffer_bytes, merge.buffers)?,
+            Some(Merge { buffer_bytes, buffers, .. }) => {
+                let room = allocate(buffer_bytes as usize * buffers as usize)?;
+                split(room, buffer_bytes, buffers)
+            }
             None => Vec::new(),
         };
         // Blocks that run in order must not wait for one that finds all slots taken by later ones.
@@ -160,6 +172,7 @@ impl Flow {
             segment: MAX_AHEAD_READS,
             ready: Vec::with_capacity(most.max(slots)),
             usable: 0,
+            running: VecDeque::with_capacity(slots),
             layers: vec![LayerStats::default(); ffn.len()],
             ffn,
         })
@@ -279,7 +292,7 @@ impl Flow {
         count > 0 && self.demand.due() == 0 || count >= FEW && self.cramped
     }
 
-    /// Waits until `count` wanted blocks may run, or so few that they must.
+    /// Waits until `count` wanted blocks may run, or so few that they must, or until the backend is what is waited for.
     pub(crate) fn wait(&mut self, disk: &mut Disk<'_>, count: usize) -> Result<(), EngineError> {
         let since = std::time::Instant::now();
         loop {
@@ -287,7 +300,8 @@ impl Flow {
             assert!(went_on, "a block that is waited for is being read, or the disk is busy");
             self.take(disk)?;
             self.submit(disk);
-            if self.usable >= count || self.demand.due() == 0 || self.must_run(self.usable) {
+            let enough = self.usable >= count || self.must_run(self.usable);
+            if enough || self.demand.due() == 0 || self.waits_for_backend() {
                 break;
             }
         }
@@ -306,13 +320,24 @@ impl Flow {
         self.ready[..self.usable].sort_unstable_by_key(|ready| place(ready.block));
     }
 
-    /// The first `count` ready blocks have run.
+    /// The first `count` ready blocks have been given to the backend.
     pub(crate) fn ran(&mut self, count: usize) {
-        for ready in self.ready.drain(..count) {
-            self.cache.unpin(ready.slot);
-        }
+        self.running.extend(self.ready.drain(..count).map(|ready| ready.slot));
         self.usable -= count;
         self.demand.ran(count);
+    }
+
+    /// The backend may still read the last `running` blocks that it was given: the slots of all others are free to go.
+    pub(crate) fn release(&mut self, running: usize) {
+        while self.running.len() > running {
+            let slot = self.running.pop_front().expect("it is longer than `running`");
+            self.cache.unpin(slot);
+        }
+    }
+
+    /// Whether a wanted block waits for a slot that the backend may still read.
+    pub(crate) fn waits_for_backend(&self) -> bool {
+        self.cramped && !self.running.is_empty()
     }
 
     /// A resident block's bytes.
@@ -494,5 +519,6 @@ impl Flow {
         self.demand.begin();
         self.usable = self.ready.len();
         self.ran(self.usable);
+        self.release(0);
     }
 }

@@ -104,6 +104,7 @@ impl SparseFfn {
         columns: Columns,
         policies: Policies,
         truth: Option<Arc<Recording>>,
+        backend: &mut dyn ComputeBackend,
     ) -> Result<SparseFfn, EngineError> {
         let ffn = map.layers.iter().map(|layer| layer.ffn);
         let blocks = ffn.clone().map(|ffn| ffn.blocks()).max().unwrap_or(0) as usize;
@@ -111,7 +112,7 @@ impl SparseFfn {
         let hidden = ffn.map(|ffn| ffn.hidden).max().unwrap_or(0) as usize;
         let Policies { base, predictor, eviction } = policies;
         Ok(SparseFfn {
-            flow: Flow::open(map, plan, &columns, eviction)?,
+            flow: Flow::open(map, plan, &columns, eviction, backend)?,
             base,
             prefetch: Trial::default(),
             reads_ahead: false,
@@ -357,12 +358,15 @@ impl SparseFfn {
         for end in Segments::new(self.plan.compute, total as u64) {
             let end = end as usize;
             while ran < end {
+                self.flow.release(visit.backend.running());
                 self.flow.pump(&mut visit.disk)?;
                 let (ready, rest) = (self.runnable(ran), end - ran);
                 if ready >= rest.min(BATCH) || self.flow.must_run(ready) {
                     let count = ready.min(rest).min(BATCH);
                     self.batch(visit, count);
                     ran += count;
+                } else if self.flow.waits_for_backend() {
+                    visit.backend.wait_blocks();
                 } else {
                     self.flow.wait(&mut visit.disk, rest.min(BATCH))?;
                 }
@@ -378,6 +382,8 @@ impl SparseFfn {
         if staged && (selects || looks && self.flow.has_time()) {
             self.predict_next(visit);
         }
+        visit.backend.wait_blocks();
+        self.flow.release(0);
         Ok(())
     }
 
@@ -402,7 +408,9 @@ impl SparseFfn {
                 ran += batch;
             }
         }
+        visit.backend.wait_blocks();
         let took = since.elapsed();
+        self.flow.release(0);
         self.flow.settle();
         (count, took)
     }

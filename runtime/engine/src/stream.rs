@@ -52,21 +52,19 @@ impl WindowedRead {
 }
 
 /// Memory for weights: walked from end to end, so large pages save the processor from looking up small ones.
-fn allocate(len: usize) -> Result<Slot, EngineError> {
+pub(crate) fn allocate(len: usize) -> Result<Slot, EngineError> {
     let slot = Slot::allocate(len).map_err(EngineError::memory)?;
     slot.prefer_huge_pages();
     Ok(slot)
 }
 
-/// So many pieces of memory of `bytes` each.
-pub(crate) fn split(bytes: u64, count: u32) -> Result<Vec<Option<Slot>>, EngineError> {
-    let bytes = bytes as usize;
-    let mut room = allocate(bytes * count as usize)?;
+/// So many pieces of `bytes` each.
+pub(crate) fn split(mut room: Slot, bytes: u64, count: u32) -> Vec<Option<Slot>> {
     let mut piece = || {
-        let rest = room.split_off(bytes);
+        let rest = room.split_off(bytes as usize);
         Some(std::mem::replace(&mut room, rest))
     };
-    Ok((0..count).map(|_| piece()).collect())
+    (0..count).map(|_| piece()).collect()
 }
 
 /// A block that was read: its number for the caller, and the memory it was read into.

@@ -46,7 +46,11 @@ impl Accelerator {
     /// Memory of the host that the backend takes: pinned beside a card's own, all of it where the device has the host's.
     pub(crate) fn host_bytes(&self, config: &ModelConfig, options: &CpuOptions) -> BackendBytes {
         let bytes = match self {
-            Accelerator::Cuda(_) => CudaBackend::memory(config, &cuda_options(options)).1,
+            Accelerator::Cuda(device) => {
+                // How sums are added decides little of it.
+                let (own, host) = CudaBackend::memory(config, &cuda_options(options, false));
+                if device.info().unified { own + host } else { host }
+            }
             Accelerator::OpenCl(device) => {
                 let (own, host) = OpenClBackend::memory(config, &opencl_options(options));
                 if device.info().unified { own + host } else { host }
@@ -55,16 +59,18 @@ impl Accelerator {
         BackendBytes { kv_cache: ByteCount(0), activations: bytes }
     }
 
-    /// A backend for one model.
+    /// A backend for one model; a canonical one's tokens do not depend on how weights arrive.
     pub(crate) fn backend(
         &self,
         config: &ModelConfig,
         vectors: &Vectors,
         options: &CpuOptions,
+        canonical: bool,
     ) -> anyhow::Result<Box<dyn ComputeBackend>> {
         Ok(match self {
             Accelerator::Cuda(device) => {
-                Box::new(CudaBackend::new(device, config, vectors, &cuda_options(options))?)
+                let options = cuda_options(options, canonical);
+                Box::new(CudaBackend::new(device, config, vectors, &options)?)
             }
             Accelerator::OpenCl(device) => {
                 Box::new(OpenClBackend::new(device, config, vectors, &opencl_options(options))?)
@@ -84,9 +90,10 @@ fn opencl(wanted: Wanted) -> Result<Accelerator, ls_opencl::OpenClError> {
 }
 
 /// The same sizes for a card.
-fn cuda_options(options: &CpuOptions) -> CudaOptions {
+fn cuda_options(options: &CpuOptions, canonical: bool) -> CudaOptions {
     let CpuOptions { context, pass_tokens, scored_tokens, kv_cache, .. } = *options;
-    CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads: None, in_place: None }
+    let (loads, in_place, staged) = (None, None, !canonical);
+    CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place, staged }
 }
 
 fn opencl_options(options: &CpuOptions) -> OpenClOptions {

@@ -344,7 +344,10 @@ impl Session {
         let config = self.bundle.model();
         let backend: Box<dyn ComputeBackend> = match &self.device {
             None => Box::new(CpuBackend::new(config, vectors, &options)?),
-            Some(device) => device.backend(config, &vectors, &options)?,
+            Some(device) => {
+                let canonical = self.args.policies.canonical;
+                device.backend(config, &vectors, &options, canonical)?
+            }
         };
         let mut progress = crate::progress::Progress::new("loading", plan.resident().0);
         let verify = match self.args.verify {

@@ -3,6 +3,7 @@
 mod cache;
 #[path = "../counting/mod.rs"]
 mod counting;
+mod lent;
 #[path = "../sample/mod.rs"]
 #[expect(dead_code, reason = "this test computes with a real backend")]
 mod sample;
@@ -11,6 +12,7 @@ use counting::allocations;
 use ls_bundle::Bundle;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::tables::TableKind;
+use ls_compute::ComputeBackend;
 use ls_control::{Controller, CoordinationPlan, Lut, Quantizer, STATES, Target};
 use ls_cpu::{CpuBackend, CpuOptions, Kernels, KvDType};
 use ls_engine::memory::{BackendBytes, Budget, MemoryPlan, PlanRequest};
@@ -87,12 +89,33 @@ impl Sample {
     }
 
     fn open(&self, case: &Case, disk: SimOptions, sparse: bool) -> Result<Engine, EngineError> {
-        let columns = Columns::of(case.system, case.exact_share).unwrap();
-        let columns = if case.canonical { columns.canonical() } else { columns };
-        let columns = Columns { eviction: case.policy, prefetch: case.prefetch, ..columns };
-        self.open_with(sparse.then_some(SparseOptions { columns, recording: None }), case, disk)
+        let options = sparse.then(|| case.options());
+        self.open_with(options, case, disk, &|cpu| Box::new(cpu))
     }
 
+    /// Sparse decode on another backend, made from the processor's.
+    fn open_on(
+        &self,
+        case: &Case,
+        disk: SimOptions,
+        backend: &Make<'_>,
+    ) -> Result<Engine, EngineError> {
+        self.open_with(Some(case.options()), case, disk, backend)
+    }
+}
+
+type Make<'a> = dyn Fn(CpuBackend) -> Box<dyn ComputeBackend> + 'a;
+
+impl Case {
+    fn options(&self) -> SparseOptions {
+        let columns = Columns::of(self.system, self.exact_share).unwrap();
+        let columns = if self.canonical { columns.canonical() } else { columns };
+        let columns = Columns { eviction: self.policy, prefetch: self.prefetch, ..columns };
+        SparseOptions { columns, recording: None }
+    }
+}
+
+impl Sample {
     fn open_columns(
         &self,
         columns: Columns,
@@ -101,7 +124,8 @@ impl Sample {
         disk: SimOptions,
     ) -> Result<Engine, EngineError> {
         let recording = recording.map(Arc::clone);
-        self.open_with(Some(SparseOptions { columns, recording }), case, disk)
+        let options = SparseOptions { columns, recording };
+        self.open_with(Some(options), case, disk, &|cpu| Box::new(cpu))
     }
 
     fn open_with(
@@ -109,6 +133,7 @@ impl Sample {
         sparse: Option<SparseOptions>,
         case: &Case,
         disk: SimOptions,
+        backend: &Make<'_>,
     ) -> Result<Engine, EngineError> {
         let bundle = &self.bundle;
         let needs = |options: &SparseOptions| {
@@ -138,10 +163,10 @@ impl Sample {
             kv_cache: KvDType::F16,
             kernels: Kernels::detect(),
         };
-        let backend = CpuBackend::new(bundle.model(), bundle.vectors().clone(), &cpu).unwrap();
+        let cpu = CpuBackend::new(bundle.model(), bundle.vectors().clone(), &cpu).unwrap();
         let options = EngineOptions { verify: Verify::First, sparse };
         let store = Box::new(SimStore::new(self.bytes.clone(), disk));
-        Engine::open(bundle, &plan, options, store, Box::new(backend), &mut |_| {})
+        Engine::open(bundle, &plan, options, store, backend(cpu), &mut |_| {})
     }
 
     /// What a dense engine wants of twenty tokens, as many blocks as `columns` run.

@@ -52,21 +52,33 @@ impl Residuals {
     }
 
     fn read_once(&self, first: u64, tokens: u64) -> Result<Vec<f32>> {
-        let mut values = vec![0f32; tokens as usize * self.hidden];
+        let (start, end) = self.whole_parts(first, first + tokens);
+        let mut values = vec![0f32; (end - start) as usize * self.hidden];
         let bytes = bytemuck::cast_slice_mut(&mut values);
-        let offset = 4 * first * self.hidden as u64;
+        let offset = 4 * start * self.hidden as u64;
         let done = self.file.read_exact_at(bytes, offset);
         done.map_err(|source| PrepError::io(&self.path, source))?;
-        for (&start, &(count, sum)) in self.written.borrow().range(first..first + tokens) {
-            let start = (start - first) as usize * self.hidden;
-            let written = &values[start..][..count as usize * self.hidden];
+        for (&part, &(count, sum)) in self.written.borrow().range(start..end) {
+            let at = (part - start) as usize * self.hidden;
+            let written = &values[at..][..count as usize * self.hidden];
             if checksum::of(bytemuck::cast_slice(written)) != sum {
                 let problem =
                     format!("the residuals of tokens from {first} on are not those written");
                 return Err(PrepError::corrupt(self.path.display(), problem));
             }
         }
+        values.truncate((first + tokens - start) as usize * self.hidden);
+        values.drain(..(first - start) as usize * self.hidden);
         Ok(values)
+    }
+
+    /// Tokens `first .. end`, and those that were written together with any of them: only wholes can be checked.
+    fn whole_parts(&self, first: u64, end: u64) -> (u64, u64) {
+        let written = self.written.borrow();
+        let end_of = |(&part, &(count, _)): (&u64, &(u64, u64))| part + count;
+        let before = written.range(..first).next_back().filter(|&part| end_of(part) > first);
+        let last = written.range(..end).next_back().map_or(end, end_of);
+        (before.map_or(first, |(&part, _)| part), end.max(last))
     }
 
     fn write(&self, first: u64, values: &[f32]) -> Result<()> {
