@@ -276,6 +276,21 @@ impl Recipe {
                 return Err(format!("{name} is {share}; wanted more than 0, at most 1"));
             }
         }
+        for (name, predictor) in [("predictor", predictor), ("literal", &self.literal)] {
+            check_predictor(name, predictor, activations.stages)?;
+        }
+        let windows = calibration.tokens / u64::from(calibration.window);
+        for (name, every) in [
+            ("predictor", predictor.holdout_every),
+            ("literal", self.literal.holdout_every),
+            ("reuse", reuse.holdout_every),
+        ] {
+            if u64::from(every) > windows {
+                return Err(format!(
+                    "{name}.holdout_every is {every}, and calibration has {windows} windows: none would be held out"
+                ));
+            }
+        }
         check_placement(placement)?;
         check_guard(&self.guard)?;
         check_lut(&self.lut)?;
@@ -323,6 +338,20 @@ fn check_lut(lut: &Lut) -> std::result::Result<(), String> {
         return Err(format!("lut.significance is {significance}; wanted more than 0, below 1"));
     }
     Ok(())
+}
+
+/// Whether the residuals that it learns from are recorded.
+fn check_predictor(
+    name: &str,
+    predictor: &Predictor,
+    stages: u32,
+) -> std::result::Result<(), String> {
+    match predictor.mixture.iter().find(|&&step| step > stages) {
+        Some(step) => Err(format!(
+            "{name}.mixture has {step}, and activations.stages are {stages}: wanted 0 to {stages}"
+        )),
+        None => Ok(()),
+    }
 }
 
 fn check_placement(placement: &Placement) -> std::result::Result<(), String> {
@@ -431,6 +460,8 @@ mod tests {
         let cases = [
             ("extends = \"full\"\n[predictor]\ntaw = 8\n", "taw"),
             ("extends = \"full\"\nsede = 8\n", "sede"),
+            ("extends = \"full\"\n[activations]\nstages = 4\n", "mixture"),
+            ("extends = \"full\"\n[calibration]\ntokens = 2048\n", "holdout_every"),
             ("extends = \"fool\"\n", "fool"),
             ("extends = 3\n", "extends"),
             ("name = \"bare\"\n", "missing field"),

@@ -134,13 +134,18 @@ fn records_are_what_the_forward_does() {
         let output = weights.ffn_output(activations).unwrap();
         x.iter_mut().zip(&output).for_each(|(x, y)| *x += y);
     }
+    assert_eq!(found.nll().unwrap().len(), 4 * 31, "four windows are checked");
+    check_likelihoods(&found, &forward, &x, &windows);
+    // Of a part of a chunk, too.
+    recipe.activations.check_tokens = 64;
+    let (found, _) = record_as(&bench, "fewer", &recipe, None, &mut ());
+    assert_eq!(found.nll().unwrap().len(), 2 * 31);
     check_likelihoods(&found, &forward, &x, &windows);
 }
 
 /// Compares the recorded likelihoods with those of the residuals `x` behind the last layer.
 fn check_likelihoods(found: &Activations, forward: &Forward<'_>, x: &[f32], windows: &Windows) {
     let nll = found.nll().unwrap();
-    assert_eq!(nll.len(), 4 * 31, "four windows are checked");
     let mut targets = windows.tokens[1..].to_vec();
     targets.push(0);
     let wanted = forward.nll(x, &targets).unwrap();
