@@ -45,16 +45,26 @@ impl Entry {
     /// A number of the last object that was printed; dots lead into objects.
     #[must_use]
     pub fn number(&self, key: &str) -> Option<f64> {
-        let last = self.output.last()?;
-        key.split('.').try_fold(last, |value, part| value.get(part))?.as_f64()
+        self.field(key)?.as_f64()
+    }
+
+    /// A field of the last object; dots lead into objects.
+    #[must_use]
+    pub fn field(&self, key: &str) -> Option<&Value> {
+        key.split('.').try_fold(self.output.last()?, |value, part| value.get(part))
     }
 
     /// An array of numbers of the last object.
     #[must_use]
     pub fn numbers(&self, key: &str) -> Vec<f64> {
-        let array = self.output.last().and_then(|last| last.get(key)).and_then(Value::as_array);
-        array.into_iter().flatten().filter_map(Value::as_f64).collect()
+        numbers(self.field(key))
     }
+}
+
+/// Those of an array, if it is one.
+pub(crate) fn numbers(array: Option<&Value>) -> Vec<f64> {
+    let array = array.and_then(Value::as_array);
+    array.into_iter().flatten().filter_map(Value::as_f64).collect()
 }
 
 /// See the module's documentation.

@@ -47,6 +47,10 @@ pub struct Inputs {
     pub coqa: Option<PathBuf>,
     /// Whether llama.cpp is there to be compared with.
     pub peers: bool,
+    /// Whether there is an NVIDIA GPU.
+    pub gpu: bool,
+    /// Ids of the panels that are measured; none: all.
+    pub panels: Vec<String>,
     /// Fewer points and repetitions.
     pub quick: bool,
 }
@@ -114,6 +118,14 @@ pub fn jobs(inputs: &Inputs) -> Vec<Job> {
         bench.quality(&mut jobs);
         bench.speed(&mut jobs);
         bench.beside(&mut jobs);
+    }
+    if let Some(model) = inputs.models.first().filter(|_| inputs.gpu) {
+        jobs.extend(beside::coordination(&model.name, Effort::of(model, inputs.quick).reps));
+    }
+    if !inputs.panels.is_empty() {
+        jobs.retain(|job| {
+            job.feeds.iter().any(|feed| inputs.panels.iter().any(|p| p == feed.panel))
+        });
     }
     jobs
 }

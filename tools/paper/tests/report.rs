@@ -5,10 +5,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Prints what `ls-run bench` would, after a line in `calls`; refuses budgets for `oracle` as too small.
+/// Prints what `ls-run bench` and `sync` would, after a line in `calls`; refuses budgets for `oracle` as too small.
 const FAKE: &str = r#"#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
 case "$*" in *oracle*) echo "no room" >&2; exit 6;; esac
+case "$*" in sync*) echo '{"methods": [{"method": "ours, lag 2", "stages": [1, 16], "us": [40, 60]}]}'; exit;; esac
 echo '{"rep": 0, "decode_tok_s": 10.0, "bound_fraction": 0.5, "bytes_read_per_token": 2000000, "perplexity": 20.5}'
 "#;
 
@@ -42,6 +43,8 @@ fn bench() -> Bench {
         qasper: None,
         coqa: None,
         peers: false,
+        gpu: false,
+        panels: Vec::new(),
         quick: true,
     };
     let programs = Programs::new(&at("fake"), &at("fake"), None).unwrap();
@@ -108,6 +111,25 @@ fn work_goes_on_where_it_was_and_is_told_whole() {
             && html.contains("Figure 8.")
     );
     assert!(!html.contains("http://") || html.contains("xmlns=\"http://www.w3.org/2000/svg\""));
+}
+
+#[test]
+fn panels_can_be_measured_alone() {
+    let mut bench = bench();
+    bench.inputs.gpu = true;
+    let all = jobs(&bench.inputs).len();
+    bench.inputs.panels = vec!["table-3".into(), "table-4".into()];
+    let some = jobs(&bench.inputs);
+    let feeds = |job: &Job| job.feeds.iter().any(|feed| feed.panel.starts_with("table-"));
+    assert!(some.len() < all / 4 && some.iter().all(feeds), "{} of {all}", some.len());
+    assert_eq!(measure(&bench, &some), some.len());
+    let filled = fill(&some, &bench.programs, &bench.ledger()).unwrap();
+    let of = |id: &str| filled.iter().find(|panel| panel.panel.id == id).unwrap();
+    let lag = &of("table-3").series[0];
+    let points: Vec<(f64, f64)> = lag.points.iter().map(|point| (point.x, point.y)).collect();
+    assert_eq!((lag.name.as_str(), points), ("ours, lag 2", vec![(1.0, 0.0), (16.0, 50.0)]));
+    assert_eq!(of("figure-3").series[0].points[1].y, 60.0);
+    assert!(of("figure-8").missing.is_some(), "it was not asked for");
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Inside a system: Table 1, Figure 4, Table 4.
+//! Inside a system: Table 1, Figure 4, Table 4; and a GPU's part of it: Table 3, Figure 3.
 
 use super::{Bench, misses_by_layer, requests, row};
-use crate::job::{Job, Reading};
-use crate::ledger::Entry;
+use crate::job::{Job, Program, Reading};
+use crate::ledger::{Entry, numbers};
+use serde_json::Value;
 
 impl Bench<'_> {
     pub(super) fn beside(&self, jobs: &mut Vec<Job>) {
@@ -81,6 +82,35 @@ impl Bench<'_> {
             }
         }
     }
+}
+
+/// Table 3 and Figure 3, which are about a device and not about a model; `model` is whose panels they are shown with.
+pub(super) fn coordination(model: &str, reps: u32) -> impl Iterator<Item = Job> {
+    let args = ["sync", "--shape", "mistral-7b", "--splits", "1,2,4,8,16,32", "--json"];
+    let args: Vec<String> = args.map(str::to_owned).to_vec();
+    let model = model.to_owned();
+    (0..reps).map(move |rep| {
+        let job = Job { rep, ..Job::new(Program::LsRun, &model, args.clone(), Vec::new()) };
+        job.many("figure-3", |entry| each_method(entry, |us, _| us))
+            .many("table-3", |entry| each_method(entry, |us, unsplit| 100.0 * (us / unsplit - 1.0)))
+    })
+}
+
+/// A point a method and number of stages: what `value` makes of its microseconds and of those of one stage.
+fn each_method(entry: &Entry, value: impl Fn(f64, f64) -> f64) -> Vec<Reading> {
+    let methods = entry.field("methods").and_then(Value::as_array);
+    let mut points = Vec::new();
+    for method in methods.into_iter().flatten() {
+        let numbers = |key| numbers(method.get(key));
+        let name = method.get("method").and_then(Value::as_str).unwrap_or_default();
+        let (stages, us) = (numbers("stages"), numbers("us"));
+        let Some(&unsplit) = us.first() else { continue };
+        points.extend(stages.iter().zip(&us).map(|(&stages, &us)| {
+            let (series, tick) = (name.to_owned(), format!("{stages:.0} stages"));
+            Reading { series, x: stages, tick, y: value(us, unsplit) }
+        }));
+    }
+    points
 }
 
 fn point(series: &str, x: f64, y: f64) -> Reading {

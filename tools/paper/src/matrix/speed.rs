@@ -190,8 +190,11 @@ impl Bench<'_> {
     fn by_prompt_length(&self, jobs: &mut Vec<Job>) {
         let memory = self.memory_bytes(MIDDLE).to_string();
         let large = self.effort.tokens < 48;
-        let lengths: &[u32] = if large { &[32, 128, 256] } else { &[32, 64, 128, 256, 512] };
-        let tokens = if large { 32 } else { 256 };
+        let (lengths, tokens): (&[u32], _) = match (large, self.inputs.quick) {
+            (true, _) => (&[32, 128, 256], 32),
+            (false, true) => (&[32, 128, 512], 128),
+            (false, false) => (&[32, 64, 128, 256, 512], 256),
+        };
         for &length in lengths {
             let flags = ["--system", "leanstream+base", "--memory", &memory];
             let job = self.bench_on(&self.inputs.prompts[0], length, tokens, &flags);

@@ -13,10 +13,13 @@ const EXAMPLES: &str = "\
 Examples:
   ls-prep paper smollm2.lsb --source smollm2.f16.gguf --text datasets/text/*.txt --out report --quick
   ls-prep paper smollm2.lsb wide.lsb --text wiki.txt --truthfulqa truthfulqa.csv --out report
+  ls-prep paper smollm2.lsb --text wiki.txt --out again --panels table-4,figure-11
   ls-prep paper smollm2.lsb --text wiki.txt --out report --report-only";
 
 /// Parts of the texts that systems decode.
 const PROMPTS: usize = 6;
+/// What an NVIDIA driver makes, on machines with a card and on Jetson boards.
+const GPUS: [&str; 2] = ["/proc/driver/nvidia/version", "/dev/nvhost-gpu"];
 /// Bytes of a part: more tokens than any row wants.
 const PROMPT_BYTES: usize = 1 << 16;
 
@@ -64,6 +67,9 @@ pub(crate) struct PaperArgs {
     /// The runtime [default: ls-run beside this program]
     #[arg(long, value_name = "FILE")]
     ls_run: Option<PathBuf>,
+    /// Measure only these panels, by their ids in panels.json (figure-8,table-4)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = panel)]
+    panels: Vec<String>,
     /// Fewer points and repetitions
     #[arg(long)]
     quick: bool,
@@ -73,6 +79,15 @@ pub(crate) struct PaperArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// A panel's id.
+fn panel(id: &str) -> std::result::Result<String, String> {
+    let known = || ls_paper::PANELS.iter().map(|panel| panel.id).collect::<Vec<_>>().join(", ");
+    match ls_paper::PANELS.iter().any(|panel| panel.id == id) {
+        true => Ok(id.to_owned()),
+        false => Err(format!("there are {}", known())),
+    }
 }
 
 /// Runs the command.
@@ -100,7 +115,9 @@ pub(crate) fn run(args: &PaperArgs) -> Result<()> {
         bar.finish_and_clear();
         ran.map_err(paper)?
     };
-    let filled = ls_paper::fill(&jobs, &programs, &ledger).map_err(paper)?;
+    let mut filled = ls_paper::fill(&jobs, &programs, &ledger).map_err(paper)?;
+    let asked = |id: &str| args.panels.is_empty() || args.panels.iter().any(|panel| panel == id);
+    filled.retain(|filled| asked(filled.panel.id));
     let machine = Machine::this();
     let panels = json!({"machine": machine, "quick": args.quick, "panels": filled});
     let pages = [
@@ -171,6 +188,8 @@ fn inputs(args: &PaperArgs, programs: &Programs) -> Result<Inputs> {
         qasper: args.qasper.clone(),
         coqa: args.coqa.clone(),
         peers: programs.has_llama(),
+        gpu: GPUS.iter().any(|path| Path::new(path).exists()),
+        panels: args.panels.clone(),
         quick: args.quick,
     })
 }
