@@ -53,6 +53,7 @@ deny: setup   ## Licences, sources, bans and advisories of all dependencies (den
 
 test-cuda: setup   ## The CUDA backend's tests, on an NVIDIA GPU.
 	cargo test --locked -p ls-cuda --test conformance --test stages -- --ignored --test-threads 1
+	cargo test --locked -p ls-engine --test devices cuda -- --ignored
 
 kernels: $(NVRTC)/cuda11 $(NVRTC)/cuda12   ## Compile the CUDA kernels that are built in; after every change of them.
 	cargo run --locked -p ls-cuda --example kernels -- $^

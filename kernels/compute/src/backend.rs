@@ -165,9 +165,10 @@ pub trait ComputeBackend: Send {
     /// Announces memory in which blocks of decode will come and go: slots of `slot_bytes`, each with one block of these at a
     /// time, which starts at a multiple of 64 of the slot. The memory stays until the backend is dropped. A backend may read
     /// a block in place after the call that brought it; then [`running`](Self::running) says how many it still may. Before
-    /// the first pass only.
-    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) {
+    /// the first pass only. Whether it does.
+    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) -> bool {
         let _ = (slots, slot_bytes, ffn);
+        false
     }
     /// Of the blocks in lent slots that calls have brought, oldest first, how many at the end may still be read: they must
     /// stay as they are.

@@ -34,10 +34,12 @@ pub use base::{BaseNeurons, BaseTables, is_chosen};
 
 pub mod conformance;
 mod dequantize;
+mod pass;
 pub mod reference;
 mod rope;
 mod shape;
 
 pub use dequantize::{dequantize_row, row_norm};
+pub use pass::{Asked, Current, PassLimits};
 pub use rope::{rope_frequencies, rope_turn};
 pub use shape::Shape;

@@ -123,9 +123,9 @@ impl CpuBackend {
         let turns = &*buffers.turns;
         let (cache, store) = (self.cache.data.shared(), ops.kv(self.cache.dtype).store);
         let scale = 1.0 / (shape.head_dim as f32).sqrt();
-        self.pool.run(pass.tokens.div_ceil(ITEM_TOKENS), &|_, item| {
+        self.pool.run((pass.tokens as usize).div_ceil(ITEM_TOKENS), &|_, item| {
             let begin = item * ITEM_TOKENS;
-            for token in begin..(begin + ITEM_TOKENS).min(pass.tokens) {
+            for token in begin..(begin + ITEM_TOKENS).min(pass.tokens as usize) {
                 // SAFETY: items have disjoint tokens, tokens have disjoint rows.
                 let (q, k, v) = unsafe {
                     (
@@ -143,7 +143,7 @@ impl CpuBackend {
                 finish_heads(ops, q, &vectors.q_norm, epsilon, turns);
                 finish_heads(ops, k, &vectors.k_norm, epsilon, turns);
                 q.iter_mut().for_each(|q| *q *= scale);
-                let position = pass.first_position + token;
+                let position = pass.first_position as usize + token;
                 for (kind, values) in [(Kind::Key, &*k), (Kind::Value, &*v)] {
                     for (head, values) in values.chunks_exact(shape.head_dim).enumerate() {
                         let start = map.row(layer, kind, head, position);
@@ -159,7 +159,7 @@ impl CpuBackend {
     pub(crate) fn attend_one(&mut self, layer: LayerId) {
         let shape = self.shape;
         let (ops, scratch_len) = (self.ops, self.scratch);
-        let visible = visible(&shape, self.pass.first_position);
+        let visible = visible(&shape, self.pass.first_position as usize);
         let chunks = visible.start / KEY_CHUNK..visible.end.div_ceil(KEY_CHUNK);
         let group = shape.group();
         let group_width = group * shape.head_dim;
@@ -205,7 +205,7 @@ impl CpuBackend {
         let shape = self.shape;
         let (ops, scratch_len, pass) = (self.ops, self.scratch, self.pass);
         let tile = query_tile(&shape);
-        let tiles = pass.tokens.div_ceil(tile);
+        let tiles = (pass.tokens as usize).div_ceil(tile);
         let buffers = &mut self.buffers;
         let (q, scratch) = (buffers.q.shared(), buffers.scratch.shared());
         let cache = &self.cache;
@@ -213,7 +213,7 @@ impl CpuBackend {
             let kv_head = item % shape.kv_heads;
             // The last tile has the most keys, so it comes first.
             let first = (tiles - 1 - item / shape.kv_heads) * tile;
-            let tokens = first..(first + tile).min(pass.tokens);
+            let tokens = first..(first + tile).min(pass.tokens as usize);
             // SAFETY: a thread has scratch of its own.
             let scratch = unsafe { scratch.slice(thread * scratch_len, scratch_len) };
             let work = TileWork {
@@ -224,8 +224,8 @@ impl CpuBackend {
                 rows: ops.rows(cache.dtype.dtype()),
                 q,
                 kv_head,
-                first_position: pass.first_position,
-                cached: pass.first_position + pass.tokens,
+                first_position: pass.first_position as usize,
+                cached: (pass.first_position + pass.tokens) as usize,
                 tokens,
             };
             // SAFETY: an item has its tokens and its heads of q.

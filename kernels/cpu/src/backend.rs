@@ -9,8 +9,8 @@ use crate::worker::Pool;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::{ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
-    BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
-    Projection, ProjectionPart, Shape, is_chosen, rope_frequencies, rope_turn,
+    Asked, BaseNeurons, BaseTables, ComputeBackend, Current, KvDType, MatrixRows, NeuronBlocks,
+    Outputs, Pass, Projection, ProjectionPart, Shape, is_chosen, rope_frequencies,
 };
 
 /// Tokens of an item of the regions that treat tokens by themselves: norms, rotation.
@@ -52,15 +52,6 @@ pub struct CpuOptions {
     pub kernels: Kernels,
 }
 
-/// The pass that is being computed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Current {
-    pub(crate) first_position: usize,
-    pub(crate) tokens: usize,
-    pub(crate) decode: bool,
-    pub(crate) asked: Asked,
-}
-
 /// What has been computed of a layer's FFN beside a base.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ffn {
@@ -68,14 +59,6 @@ pub(crate) struct Ffn {
     estimated: Option<(LayerId, usize)>,
     /// Whether there are sums of stand-ins.
     pub(crate) stand_ins: bool,
-}
-
-/// What the pass is for; the targets are in the buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    Nothing,
-    LastLogits,
-    Scores { first: usize, count: usize },
 }
 
 impl CpuBackend {
@@ -115,7 +98,7 @@ impl CpuBackend {
             cache: Cache::allocate(&shape, limits.context, options.kv_cache).map_err(Kind::from)?,
             buffers: plan.allocate().map_err(Kind::from)?,
             scratch: plan.scratch,
-            pass: Current { first_position: 0, tokens: 0, decode: false, asked: Asked::Nothing },
+            pass: Current::NONE,
             ffn: Ffn::default(),
         })
     }
@@ -202,29 +185,11 @@ fn check_shapes(config: &ModelConfig, vectors: &Vectors) -> Result<(), Kind> {
 
 impl ComputeBackend for CpuBackend {
     fn begin(&mut self, pass: Pass<'_>) {
-        let (first_position, tokens) = (pass.first_position as usize, pass.tokens as usize);
-        assert!(tokens > 0 && tokens <= self.limits.pass_tokens, "pass of {tokens} tokens");
-        assert!(first_position + tokens <= self.limits.context, "pass ends behind the context");
-        assert!(!pass.decode || tokens == 1, "decode is one token a pass");
-        let asked = match pass.outputs {
-            Outputs::None => Asked::Nothing,
-            Outputs::LastLogits => Asked::LastLogits,
-            Outputs::Score { first, targets } => {
-                let (first, count) = (first as usize, targets.len());
-                assert!(count <= self.limits.scored_tokens, "{count} scored tokens");
-                assert!(first + count <= tokens, "scored tokens end behind the pass");
-                self.buffers.targets[..count].copy_from_slice(targets);
-                Asked::Scores { first, count }
-            }
-        };
-        self.pass = Current { first_position, tokens, decode: pass.decode, asked };
-        let turns = self.buffers.turns.chunks_exact_mut(self.shape.head_dim);
-        for (position, turns) in (pass.first_position..).zip(turns.take(tokens)) {
-            let (cosines, sines) = turns.split_at_mut(self.frequencies.len());
-            for ((cos, sin), &frequency) in cosines.iter_mut().zip(sines).zip(&self.frequencies) {
-                (*cos, *sin) = rope_turn(position, frequency);
-            }
+        self.pass = Current::of(&pass, self.limits.of_pass());
+        if let Outputs::Score { targets, .. } = pass.outputs {
+            self.buffers.targets[..targets.len()].copy_from_slice(targets);
         }
+        self.pass.write_turns(&self.frequencies, &mut self.buffers.turns);
     }
 
     fn embed(&mut self, index: u32, row: MatrixRows<'_>) {
@@ -235,7 +200,7 @@ impl ComputeBackend for CpuBackend {
     }
 
     fn attn_input(&mut self, layer: LayerId) {
-        self.norm(Gain::Attention(layer), 0, self.pass.tokens);
+        self.norm(Gain::Attention(layer), 0, self.pass.tokens as usize);
     }
 
     fn project(&mut self, _layer: LayerId, parts: &[ProjectionPart<'_>]) {
@@ -249,7 +214,7 @@ impl ComputeBackend for CpuBackend {
     }
 
     fn mlp_input(&mut self, layer: LayerId) {
-        self.norm(Gain::Ffn(layer), 0, self.pass.tokens);
+        self.norm(Gain::Ffn(layer), 0, self.pass.tokens as usize);
         self.ffn = Ffn::default();
         if self.pass.decode {
             self.buffers.lanes.fill(0.0);
@@ -281,7 +246,7 @@ impl ComputeBackend for CpuBackend {
     }
 
     fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
-        self.check_base(base, tables);
+        self.pass.check_base(&self.shape, base, tables);
         self.estimate_one(base, tables);
         self.ffn.estimated = Some((layer, base.neurons()));
     }
@@ -298,7 +263,7 @@ impl ComputeBackend for CpuBackend {
         tables: &BaseTables<'_>,
         chosen: &[u64],
     ) {
-        self.check_base(base, tables);
+        self.pass.check_base(&self.shape, base, tables);
         assert_eq!(self.ffn.estimated, Some((layer, base.neurons())), "`estimate` comes before");
         assert!(!self.ffn.stand_ins, "stand-ins are added once");
         if (0..base.neurons()).any(|neuron| !is_chosen(chosen, neuron)) {
@@ -320,10 +285,10 @@ impl ComputeBackend for CpuBackend {
     fn head_input(&mut self) {
         match self.pass.asked {
             Asked::Nothing => {}
-            Asked::LastLogits => self.norm(Gain::Final, self.pass.tokens - 1, 1),
+            Asked::LastLogits => self.norm(Gain::Final, self.pass.tokens as usize - 1, 1),
             Asked::Scores { first, count } => {
-                self.norm(Gain::Final, first, count);
-                self.begin_scores(count);
+                self.norm(Gain::Final, first as usize, count as usize);
+                self.begin_scores(count as usize);
             }
         }
     }
@@ -334,20 +299,17 @@ impl ComputeBackend for CpuBackend {
             Asked::Nothing => {}
             Asked::LastLogits if self.pass.decode => self.head_one(rows),
             Asked::LastLogits => self.head_last(rows),
-            Asked::Scores { count, .. } => self.head_scores(rows, count),
+            Asked::Scores { count, .. } => self.head_scores(rows, count as usize),
         }
     }
 
     fn logits(&self) -> &[f32] {
-        assert_eq!(self.pass.asked, Asked::LastLogits, "the pass asked for no logits");
+        self.pass.check_logits();
         &self.buffers.logits
     }
 
     fn nll(&self) -> &[f32] {
-        let Asked::Scores { count, .. } = self.pass.asked else {
-            panic!("the pass asked for no scores");
-        };
-        &self.buffers.nll[..count]
+        &self.buffers.nll[..self.pass.scored()]
     }
 }
 

@@ -10,14 +10,6 @@ use ls_compute::{BaseNeurons, BaseTables, is_chosen};
 use std::ops::Range;
 
 impl CpuBackend {
-    /// Panics unless `base` and `tables` fit the model, and the pass is decode.
-    pub(crate) fn check_base(&self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
-        assert!(self.pass.decode, "a base is for decode");
-        assert_eq!(base.hidden() as usize, self.shape.hidden, "width of the base");
-        assert!(base.neurons() <= self.shape.ffn, "neurons of the base");
-        tables.check(base);
-    }
-
     /// Every neuron's estimated activation and score.
     pub(crate) fn estimate_one(&mut self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
         let (ops, buffers) = (self.ops, &mut self.buffers);

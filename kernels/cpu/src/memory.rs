@@ -10,7 +10,7 @@ use crate::simd::{PANEL, QuantBlock, block_count};
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::ModelConfig;
 use ls_bundle::tiles::TILE;
-use ls_compute::{KvDType, Shape};
+use ls_compute::{KvDType, PassLimits, Shape};
 use ls_sync::{AllocateError, Slot};
 
 /// Accumulators of decode's FFN.
@@ -35,6 +35,15 @@ impl Limits {
             pass_tokens: options.pass_tokens as usize,
             scored_tokens: options.scored_tokens as usize,
             threads: options.threads,
+        }
+    }
+
+    /// Of a pass.
+    pub(crate) fn of_pass(&self) -> PassLimits {
+        PassLimits {
+            context: self.context as u32,
+            pass_tokens: self.pass_tokens as u32,
+            scored_tokens: self.scored_tokens as u32,
         }
     }
 }

@@ -21,7 +21,7 @@ impl CpuBackend {
     /// Rows of q, k, v, or of o, times the activations of all tokens.
     pub(crate) fn project_many(&mut self, parts: &[ProjectionPart<'_>]) {
         let shape = self.shape;
-        let (ops, tokens, scratch_len) = (self.ops, self.pass.tokens, self.scratch);
+        let (ops, tokens, scratch_len) = (self.ops, self.pass.tokens as usize, self.scratch);
         let buffers = &mut self.buffers;
         let (x, q) = (buffers.x.shared(), buffers.q.shared());
         let (k, v, scratch) = (buffers.k.shared(), buffers.v.shared(), buffers.scratch.shared());
@@ -84,7 +84,7 @@ impl CpuBackend {
 
     /// Neurons for all tokens: gate and up of some neurons into the activations, then these times down into x.
     pub(crate) fn mlp_many(&mut self, blocks: &NeuronBlocks<'_>) {
-        let tokens = self.pass.tokens;
+        let tokens = self.pass.tokens as usize;
         for first_token in (0..tokens).step_by(TOKEN_BLOCK) {
             let count = TOKEN_BLOCK.min(tokens - first_token);
             for first in (0..blocks.neurons as usize).step_by(ACTIVATION_NEURONS) {

@@ -12,8 +12,8 @@ use crate::weights::Weights;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::{DType, FfnExtent, ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
-    BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
-    Projection, ProjectionPart, Shape, is_chosen, rope_frequencies, rope_turn,
+    Asked, BaseNeurons, BaseTables, ComputeBackend, Current, KvDType, MatrixRows, NeuronBlocks,
+    Outputs, Pass, PassLimits, Projection, ProjectionPart, Shape, is_chosen, rope_frequencies,
 };
 
 /// What a backend is made for.
@@ -103,25 +103,6 @@ impl Functions {
     }
 }
 
-/// The pass that is being computed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Current {
-    pub(crate) first_position: u32,
-    pub(crate) tokens: u32,
-    pub(crate) decode: bool,
-    pub(crate) asked: Asked,
-    /// Rows of the embedding table that wait in host memory, and their format.
-    rows: Option<(DType, u32)>,
-}
-
-/// What the pass is for; the targets are in the buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    Nothing,
-    LastLogits,
-    Scores { first: u32, count: u32 },
-}
-
 /// What has been computed of a layer's FFN.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ffn {
@@ -148,6 +129,8 @@ pub struct CudaBackend {
     pub(crate) weights: Weights,
     pub(crate) buffers: Buffers,
     pub(crate) pass: Current,
+    /// Rows of the embedding table that wait in host memory: their format and the bytes from one to the next.
+    rows: Option<(DType, u32)>,
     pub(crate) ffn: Ffn,
     /// The FFN's kernel for the shape that it was last asked for: format, neurons and bytes of a block.
     pub(crate) mlp: Option<((DType, u32, u32), MlpKernel)>,
@@ -171,13 +154,6 @@ impl CudaBackend {
         check_model(config, options)?;
         let shape = Shape::of(config);
         let frequencies = rope_frequencies(&config.rope, config.head_dim);
-        let none = Current {
-            first_position: 0,
-            tokens: 0,
-            decode: false,
-            asked: Asked::Nothing,
-            rows: None,
-        };
         let backend = CudaBackend {
             shape,
             options: *options,
@@ -187,7 +163,8 @@ impl CudaBackend {
             functions: Functions::load(device, &shape)?,
             weights: Weights::new(device, options.in_place.unwrap_or(device.info().unified))?,
             buffers: Plan::new(config, options).allocate(device, shape.hidden)?,
-            pass: none,
+            pass: Current::NONE,
+            rows: None,
             ffn: Ffn::default(),
             mlp: None,
             list: Vec::with_capacity(crate::ffn::MAX_LIST),
@@ -238,7 +215,7 @@ impl CudaBackend {
 
     /// Unpacks the rows of the embedding table that the pass has been given.
     fn take_rows(&mut self) {
-        let Some((dtype, stride)) = self.pass.rows.take() else { return };
+        let Some((dtype, stride)) = self.rows.take() else { return };
         let (rows, x) = (self.buffers.rows.address(), self.buffers.x.address());
         let hidden = self.shape.hidden as u32;
         let grid = Grid::new(self.pass.tokens, 128);
@@ -281,7 +258,7 @@ impl ComputeBackend for CudaBackend {
         self.weights.keep(bytes).is_ok()
     }
 
-    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) {
+    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) -> bool {
         if self.options.staged && slots.len() >= slot_bytes {
             let info = self.device.info();
             let loads = self.options.loads.unwrap_or(Loads::best(info.capability));
@@ -289,6 +266,7 @@ impl ComputeBackend for CudaBackend {
             let slots = (slots, slot_bytes);
             self.staged = Staged::new(&self.device, slots, ffn, loads, in_place).ok();
         }
+        self.staged.is_some()
     }
 
     fn running(&self) -> usize {
@@ -305,36 +283,18 @@ impl ComputeBackend for CudaBackend {
         self.close_stages();
         // What the last pass reads in place is written below.
         done(self.device.wait());
-        let tokens = pass.tokens;
-        let end = pass.first_position + tokens;
-        assert!(tokens > 0 && tokens <= self.options.pass_tokens, "pass of {tokens} tokens");
-        assert!(end <= self.options.context, "pass ends behind the context");
-        assert!(!pass.decode || tokens == 1, "decode is one token a pass");
-        let asked = match pass.outputs {
-            Outputs::None => Asked::Nothing,
-            Outputs::LastLogits => Asked::LastLogits,
-            Outputs::Score { first, targets } => {
-                let count = targets.len() as u32;
-                assert!(count <= self.options.scored_tokens, "{count} scored tokens");
-                assert!(first + count <= tokens, "scored tokens end behind the pass");
-                let targets = bytemuck::cast_slice(targets);
-                // SAFETY: the stream is idle.
-                let to = unsafe { self.buffers.targets.bytes_mut() };
-                to[..targets.len()].copy_from_slice(targets);
-                Asked::Scores { first, count }
-            }
-        };
-        let Pass { first_position, decode, .. } = pass;
-        self.pass = Current { first_position, tokens, decode, asked, rows: None };
+        let CudaOptions { context, pass_tokens, scored_tokens, .. } = self.options;
+        self.pass = Current::of(&pass, PassLimits { context, pass_tokens, scored_tokens });
+        self.rows = None;
+        if let Outputs::Score { targets, .. } = pass.outputs {
+            let targets = bytemuck::cast_slice(targets);
+            // SAFETY: the stream is idle.
+            let to = unsafe { self.buffers.targets.bytes_mut() };
+            to[..targets.len()].copy_from_slice(targets);
+        }
         // SAFETY: the stream is idle.
         let turns = bytemuck::cast_slice_mut(unsafe { self.buffers.turns.bytes_mut() });
-        let turns = turns.chunks_exact_mut(self.shape.head_dim);
-        for (position, turns) in (first_position..end).zip(turns) {
-            let (cosines, sines) = turns.split_at_mut(self.frequencies.len());
-            for ((cos, sin), &frequency) in cosines.iter_mut().zip(sines).zip(&self.frequencies) {
-                (*cos, *sin) = rope_turn(position, frequency);
-            }
-        }
+        self.pass.write_turns(&self.frequencies, turns);
     }
 
     fn embed(&mut self, index: u32, row: MatrixRows<'_>) {
@@ -346,7 +306,7 @@ impl ComputeBackend for CudaBackend {
         // SAFETY: nothing that reads them is queued before the pass's first layer.
         let rows = unsafe { self.buffers.rows.bytes_mut() };
         rows[at..at + len].copy_from_slice(row.bytes);
-        self.pass.rows = Some((row.dtype, stride as u32));
+        self.rows = Some((row.dtype, stride as u32));
     }
 
     fn attn_input(&mut self, layer: LayerId) {
@@ -425,7 +385,7 @@ impl ComputeBackend for CudaBackend {
     }
 
     fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
-        self.check_base(base, tables);
+        self.pass.check_base(&self.shape, base, tables);
         self.close_stages();
         self.estimate_one(base, tables);
         self.ffn.estimated = Some((layer, base.neurons()));
@@ -445,7 +405,7 @@ impl ComputeBackend for CudaBackend {
         tables: &BaseTables<'_>,
         chosen: &[u64],
     ) {
-        self.check_base(base, tables);
+        self.pass.check_base(&self.shape, base, tables);
         assert_eq!(self.ffn.estimated, Some((layer, base.neurons())), "`estimate` comes before");
         assert!(!self.ffn.stand_ins, "stand-ins are added once");
         self.close_stages();
@@ -481,18 +441,16 @@ impl ComputeBackend for CudaBackend {
     }
 
     fn logits(&self) -> &[f32] {
-        assert_eq!(self.pass.asked, Asked::LastLogits, "the pass asked for no logits");
+        self.pass.check_logits();
         done(self.device.wait());
         // SAFETY: the stream is idle, and passes take `&mut self`.
         &bytemuck::cast_slice(unsafe { self.buffers.host_logits.bytes() })[..self.shape.vocab]
     }
 
     fn nll(&self) -> &[f32] {
-        let Asked::Scores { count, .. } = self.pass.asked else {
-            panic!("the pass asked for no scores");
-        };
+        let count = self.pass.scored();
         done(self.device.wait());
         // SAFETY: the stream is idle, and passes take `&mut self`.
-        &bytemuck::cast_slice(unsafe { self.buffers.host_nll.bytes() })[..count as usize]
+        &bytemuck::cast_slice(unsafe { self.buffers.host_nll.bytes() })[..count]
     }
 }

@@ -3,6 +3,7 @@
 use crate::backend::CudaOptions;
 use crate::device::{Device, Mapped, Memory};
 use crate::error::Kind;
+use crate::stages::StagedMlp;
 use crate::weights::STAGING_BYTES;
 use ls_bundle::ids::ByteCount;
 use ls_bundle::model::{LayerVectors, ModelConfig, Vectors};
@@ -35,6 +36,8 @@ pub(crate) struct Plan {
     cache: usize,
     vectors: usize,
     rows: usize,
+    /// Of the kernel that is fed while it runs: on the device, and pinned.
+    staged: (usize, usize),
 }
 
 impl Plan {
@@ -62,6 +65,10 @@ impl Plan {
             cache: 2 * shape.layers * shape.kv_heads * options.context as usize * row,
             vectors: 4 * (shape.layers * layer_vectors + shape.hidden),
             rows: 2 * tokens * shape.hidden,
+            staged: match options.staged {
+                true => StagedMlp::memory(shape.hidden, MOST_LANES / 2),
+                false => (0, 0),
+            },
         }
     }
 
@@ -81,6 +88,7 @@ impl Plan {
             + self.cache
             + self.vectors
             + self.stand_ins
+            + self.staged.0
             + 2 * STAGING_BYTES;
         let host = self.turns
             + 2 * self.neurons
@@ -88,6 +96,7 @@ impl Plan {
             + self.logits
             + 2 * self.scored
             + self.rows
+            + self.staged.1
             + 2 * STAGING_BYTES;
         (ByteCount(device as u64), ByteCount(host as u64))
     }

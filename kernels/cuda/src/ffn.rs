@@ -239,13 +239,6 @@ impl CudaBackend {
         }
     }
 
-    pub(crate) fn check_base(&self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
-        assert!(self.pass.decode, "a base is for decode");
-        assert_eq!(base.hidden() as usize, self.shape.hidden, "width of a neuron");
-        assert!(base.neurons() <= self.shape.ffn, "{} neurons", base.neurons());
-        tables.check(base);
-    }
-
     /// Activations and scores of all neurons; the scores are on their way to the host behind it.
     pub(crate) fn estimate_one(&mut self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
         let (hidden, neurons) = (self.shape.hidden as u32, base.neurons() as u32);

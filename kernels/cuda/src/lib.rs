@@ -6,7 +6,9 @@
 //! - [`CudaBackend`] is a [`ComputeBackend`](ls_compute::ComputeBackend): activations and KV cache in device memory. Weights
 //!   that are [kept](ls_compute::ComputeBackend::keep) have a copy there; others are copied when a call brings them.
 //! - [`StagedMlp`] is one layer's FFN in stages (section 3.2.1): the host posts blocks as they arrive, the kernel tells which
-//!   stages are done, and nobody launches anything in between. The engine does not use it yet.
+//!   stages are done, and nobody launches anything in between. Decode runs so on slots that the engine has
+//!   [lent](ls_compute::ComputeBackend::lend), unless it must be canonical: one kernel a layer, which reads blocks where the
+//!   disk has put them and, on a card with its own memory, leaves them there for the next token.
 //! - [`mod@bench`] measures what that costs, beside device synchronisation, events and graphs.
 //!
 //! **Canonical order.** The backend's results do not depend on how weights are cut into calls nor on the other tokens of a

@@ -95,6 +95,14 @@ pub struct StagedMlp {
 }
 
 impl StagedMlp {
+    /// Bytes that [`new`](Self::new) allocates on the device, and pinned on the host.
+    pub(crate) fn memory(hidden: usize, multiprocessors: usize) -> (usize, usize) {
+        let (ring, list) = (STAGE_RING as usize, LIST_RING as usize);
+        let device = SESSION_BYTES + 4 * 4 * hidden + 8 * DEVICE_LIST;
+        let host = 8 * multiprocessors * list + 8 * ring + REPORT_BYTES + 8 * ring * hidden;
+        (device, host)
+    }
+
     /// Allocates everything.
     pub fn new(
         device: &Device,

@@ -11,8 +11,8 @@ use crate::weights::Weights;
 use ls_bundle::ids::{ByteCount, LayerId};
 use ls_bundle::model::{DType, ModelConfig, QUANT_GROUP, Vectors};
 use ls_compute::{
-    BaseNeurons, BaseTables, ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass,
-    Projection, ProjectionPart, Shape, is_chosen, rope_frequencies, rope_turn,
+    Asked, BaseNeurons, BaseTables, ComputeBackend, Current, KvDType, MatrixRows, NeuronBlocks,
+    Outputs, Pass, PassLimits, Projection, ProjectionPart, Shape, is_chosen, rope_frequencies,
 };
 use opencl3::kernel::Kernel;
 
@@ -91,25 +91,6 @@ impl Kernels {
     }
 }
 
-/// The pass that is being computed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Current {
-    pub(crate) first_position: u32,
-    pub(crate) tokens: u32,
-    pub(crate) decode: bool,
-    pub(crate) asked: Asked,
-    /// Rows of the embedding table that wait in host memory: their format and the bytes from one to the next.
-    rows: Option<(DType, usize)>,
-}
-
-/// What the pass is for; the targets are in the buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    Nothing,
-    LastLogits,
-    Scores { first: u32, count: u32 },
-}
-
 /// What has been computed of a layer's FFN.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ffn {
@@ -135,6 +116,8 @@ pub struct OpenClBackend {
     pub(crate) buffers: Buffers,
     pub(crate) host: HostBuffers,
     pub(crate) pass: Current,
+    /// Rows of the embedding table that wait in host memory: their format and the bytes from one to the next.
+    rows: Option<(DType, usize)>,
     pub(crate) ffn: Ffn,
     /// Neurons on their way to a launch.
     pub(crate) list: Vec<u64>,
@@ -160,13 +143,6 @@ impl OpenClBackend {
     ) -> Result<OpenClBackend, OpenClError> {
         check_model(device, config, options)?;
         let (buffers, host) = Plan::new(config, options).allocate(device)?;
-        let pass = Current {
-            first_position: 0,
-            tokens: 0,
-            decode: false,
-            asked: Asked::Nothing,
-            rows: None,
-        };
         let backend = OpenClBackend {
             shape: Shape::of(config),
             options: *options,
@@ -177,7 +153,8 @@ impl OpenClBackend {
             weights: Weights::new(device, options.in_place.unwrap_or(device.info().unified))?,
             buffers,
             host,
-            pass,
+            pass: Current::NONE,
+            rows: None,
             ffn: Ffn::default(),
             list: Vec::with_capacity(crate::buffers::MAX_LIST),
             device: device.clone(),
@@ -226,7 +203,7 @@ impl OpenClBackend {
 
     /// Unpacks the rows of the embedding table that the pass has been given.
     fn take_rows(&mut self) {
-        let Some((dtype, stride)) = self.pass.rows.take() else { return };
+        let Some((dtype, stride)) = self.rows.take() else { return };
         let tokens = self.pass.tokens as usize;
         let (b, hidden) = (&self.buffers, self.shape.hidden as u32);
         // SAFETY: the host's rows stay as they are until the next pass, which waits for all that is queued.
@@ -235,13 +212,6 @@ impl OpenClBackend {
             [Arg::Memory(&b.rows), Arg::U32(stride as u32), Arg::U32(hidden), Arg::Memory(&b.x)];
         // SAFETY: as many rows as tokens, of `stride` bytes; x has room for them.
         unsafe { self.launch(&self.kernels.of(dtype).embed, [tokens, 1, 1], &args) };
-    }
-
-    fn check_base(&self, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
-        assert!(self.pass.decode, "a base is for decode");
-        assert_eq!(base.hidden() as usize, self.shape.hidden, "width of the base");
-        assert!(base.neurons() <= self.shape.ffn, "{} neurons", base.neurons());
-        tables.check(base);
     }
 }
 
@@ -288,34 +258,16 @@ impl ComputeBackend for OpenClBackend {
     fn begin(&mut self, pass: Pass<'_>) {
         // What the queue may still copy from is written below.
         done(self.device.wait());
-        let tokens = pass.tokens;
-        let end = pass.first_position + tokens;
-        assert!(tokens > 0 && tokens <= self.options.pass_tokens, "pass of {tokens} tokens");
-        assert!(end <= self.options.context, "pass ends behind the context");
-        assert!(!pass.decode || tokens == 1, "decode is one token a pass");
-        let asked = match pass.outputs {
-            Outputs::None => Asked::Nothing,
-            Outputs::LastLogits => Asked::LastLogits,
-            Outputs::Score { first, targets } => {
-                let count = targets.len() as u32;
-                assert!(count <= self.options.scored_tokens, "{count} scored tokens");
-                assert!(first + count <= tokens, "scored tokens end behind the pass");
-                let host = &mut self.host.targets[..targets.len()];
-                host.copy_from_slice(targets);
-                done(self.buffers.targets.write(0, bytemuck::cast_slice(host)));
-                Asked::Scores { first, count }
-            }
-        };
-        let Pass { first_position, decode, .. } = pass;
-        self.pass = Current { first_position, tokens, decode, asked, rows: None };
-        let len = tokens as usize * self.shape.head_dim;
-        let turns = self.host.turns.chunks_exact_mut(self.shape.head_dim);
-        for (position, turns) in (first_position..end).zip(turns) {
-            let (cosines, sines) = turns.split_at_mut(self.frequencies.len());
-            for ((cos, sin), &frequency) in cosines.iter_mut().zip(sines).zip(&self.frequencies) {
-                (*cos, *sin) = rope_turn(position, frequency);
-            }
+        let OpenClOptions { context, pass_tokens, scored_tokens, .. } = self.options;
+        self.pass = Current::of(&pass, PassLimits { context, pass_tokens, scored_tokens });
+        self.rows = None;
+        if let Outputs::Score { targets, .. } = pass.outputs {
+            let host = &mut self.host.targets[..targets.len()];
+            host.copy_from_slice(targets);
+            done(self.buffers.targets.write(0, bytemuck::cast_slice(host)));
         }
+        self.pass.write_turns(&self.frequencies, &mut self.host.turns);
+        let len = pass.tokens as usize * self.shape.head_dim;
         let turns = bytemuck::cast_slice(&self.host.turns[..len]);
         // SAFETY: they stay as they are until the next pass, which waits for all that is queued.
         done(unsafe { self.buffers.turns.write_later(0, turns) });
@@ -326,7 +278,7 @@ impl ComputeBackend for OpenClBackend {
         let len = row.dtype.row_bytes(row.cols) as usize;
         let at = index as usize * len;
         self.host.rows[at..at + len].copy_from_slice(row.bytes);
-        self.pass.rows = Some((row.dtype, len));
+        self.rows = Some((row.dtype, len));
     }
 
     fn attn_input(&mut self, layer: LayerId) {
@@ -383,7 +335,7 @@ impl ComputeBackend for OpenClBackend {
     }
 
     fn estimate(&mut self, layer: LayerId, base: &BaseNeurons<'_>, tables: &BaseTables<'_>) {
-        self.check_base(base, tables);
+        self.pass.check_base(&self.shape, base, tables);
         self.estimate_one(base, tables);
         self.ffn.estimated = Some((layer, base.neurons()));
     }
@@ -400,7 +352,7 @@ impl ComputeBackend for OpenClBackend {
         tables: &BaseTables<'_>,
         chosen: &[u64],
     ) {
-        self.check_base(base, tables);
+        self.pass.check_base(&self.shape, base, tables);
         assert_eq!(self.ffn.estimated, Some((layer, base.neurons())), "`estimate` comes before");
         assert_eq!(self.ffn.stand_in_lanes, 0, "stand-ins are added once");
         if (0..base.neurons()).any(|neuron| !is_chosen(chosen, neuron)) {
@@ -435,15 +387,12 @@ impl ComputeBackend for OpenClBackend {
     }
 
     fn logits(&self) -> &[f32] {
-        assert_eq!(self.pass.asked, Asked::LastLogits, "the pass asked for no logits");
+        self.pass.check_logits();
         &self.host.logits
     }
 
     fn nll(&self) -> &[f32] {
-        let Asked::Scores { count, .. } = self.pass.asked else {
-            panic!("the pass asked for no scores");
-        };
-        &self.host.nll[..count as usize]
+        &self.host.nll[..self.pass.scored()]
     }
 }
 

@@ -44,32 +44,62 @@ impl Accelerator {
     }
 
     /// Memory of the host that the backend takes: pinned beside a card's own, all of it where the device has the host's.
-    pub(crate) fn host_bytes(&self, config: &ModelConfig, options: &CpuOptions) -> BackendBytes {
-        let bytes = match self {
-            Accelerator::Cuda(device) => {
-                // How sums are added decides little of it.
-                let (own, host) = CudaBackend::memory(config, &cuda_options(options, false));
-                if device.info().unified { own + host } else { host }
-            }
-            Accelerator::OpenCl(device) => {
-                let (own, host) = OpenClBackend::memory(config, &opencl_options(options));
-                if device.info().unified { own + host } else { host }
-            }
-        };
-        BackendBytes { kv_cache: ByteCount(0), activations: bytes }
+    pub(crate) fn host_bytes(
+        &self,
+        config: &ModelConfig,
+        options: &CpuOptions,
+        staged: bool,
+    ) -> BackendBytes {
+        let (own, host) = self.bytes(config, options, staged);
+        let activations = if self.is_unified() { own + host } else { host };
+        BackendBytes { kv_cache: ByteCount(0), activations }
     }
 
-    /// A backend for one model; a canonical one's tokens do not depend on how weights arrive.
+    /// What the backend's own buffers take of a card's memory, and all of that memory; None where the device has the host's.
+    pub(crate) fn device_bytes(
+        &self,
+        config: &ModelConfig,
+        options: &CpuOptions,
+        staged: bool,
+    ) -> Option<(ByteCount, ByteCount)> {
+        let all = match self {
+            Accelerator::Cuda(device) => device.info().memory_bytes,
+            Accelerator::OpenCl(device) => device.info().memory_bytes,
+        };
+        let own = self.bytes(config, options, staged).0;
+        (!self.is_unified()).then_some((own, ByteCount(all)))
+    }
+
+    fn bytes(
+        &self,
+        config: &ModelConfig,
+        options: &CpuOptions,
+        staged: bool,
+    ) -> (ByteCount, ByteCount) {
+        match self {
+            Accelerator::Cuda(_) => CudaBackend::memory(config, &cuda_options(options, staged)),
+            Accelerator::OpenCl(_) => OpenClBackend::memory(config, &opencl_options(options)),
+        }
+    }
+
+    fn is_unified(&self) -> bool {
+        match self {
+            Accelerator::Cuda(device) => device.info().unified,
+            Accelerator::OpenCl(device) => device.info().unified,
+        }
+    }
+
+    /// A backend for one model. If it may not run in stages, tokens do not depend on how weights arrive.
     pub(crate) fn backend(
         &self,
         config: &ModelConfig,
         vectors: &Vectors,
         options: &CpuOptions,
-        canonical: bool,
+        staged: bool,
     ) -> anyhow::Result<Box<dyn ComputeBackend>> {
         Ok(match self {
             Accelerator::Cuda(device) => {
-                let options = cuda_options(options, canonical);
+                let options = cuda_options(options, staged);
                 Box::new(CudaBackend::new(device, config, vectors, &options)?)
             }
             Accelerator::OpenCl(device) => {
@@ -90,9 +120,9 @@ fn opencl(wanted: Wanted) -> Result<Accelerator, ls_opencl::OpenClError> {
 }
 
 /// The same sizes for a card.
-fn cuda_options(options: &CpuOptions, canonical: bool) -> CudaOptions {
+fn cuda_options(options: &CpuOptions, staged: bool) -> CudaOptions {
     let CpuOptions { context, pass_tokens, scored_tokens, kv_cache, .. } = *options;
-    let (loads, in_place, staged) = (None, None, !canonical);
+    let (loads, in_place) = (None, None);
     CudaOptions { context, pass_tokens, scored_tokens, kv_cache, loads, in_place, staged }
 }
 

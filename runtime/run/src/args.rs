@@ -4,6 +4,7 @@ use crate::cmd::chat::ChatArgs;
 use crate::cmd::doctor::DoctorArgs;
 use crate::cmd::eval::EvalCommand;
 use crate::cmd::profile::{ProfileArgs, TuneArgs};
+use crate::cmd::sync::SyncArgs;
 use crate::system::{PolicyArgs, named};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ls_bundle::ids::ByteCount;
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Tune(TuneArgs),
     /// Say what this machine offers, what a bundle will do here, and what would help.
     Doctor(DoctorArgs),
+    /// Measure what coordination between processor and GPU costs here.
+    Sync(SyncArgs),
     /// Print what a bundle holds.
     Inspect(FileArgs),
     /// Read all of a bundle and check every byte.

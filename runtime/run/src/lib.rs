@@ -41,6 +41,7 @@ pub fn main() -> ExitCode {
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Tune(args) => cmd::profile::tune(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),
+        Command::Sync(args) => cmd::sync::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Verify(args) => cmd::verify::run(&args),
     };

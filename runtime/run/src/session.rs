@@ -308,13 +308,32 @@ impl Session {
         move |context, pass_tokens| {
             let options = CpuOptions { context, pass_tokens, ..options };
             if let Some(device) = &self.device {
-                return device.host_bytes(config, &options);
+                return device.host_bytes(config, &options, self.may_stage());
             }
             BackendBytes {
                 kv_cache: ls_cpu::kv_bytes(config, context, options.kv_cache),
                 activations: CpuBackend::memory(config, &options),
             }
         }
+    }
+
+    /// Memory of a card with its own: what the backend takes of it, what copies of the plan's weights and tables do at most,
+    /// and all of it. The copies that do not fit are left out, and cross the bus for each token.
+    pub(crate) fn device_memory(
+        &self,
+        workload: Workload,
+        plan: &MemoryPlan,
+    ) -> Option<(ByteCount, ByteCount, ByteCount)> {
+        let (context, pass_tokens) = (plan.context, plan.pass_tokens);
+        let options = CpuOptions { context, pass_tokens, ..self.cpu_options(workload) };
+        let (config, device) = (self.bundle.model(), self.device.as_ref()?);
+        let (own, all) = device.device_bytes(config, &options, self.may_stage())?;
+        Some((own, plan.resident() + plan.tables, all))
+    }
+
+    /// Whether a card may add up an FFN in the order in which blocks arrive.
+    fn may_stage(&self) -> bool {
+        self.system.columns.is_some() && !self.args.policies.canonical
     }
 
     /// What the backend is made for, but for the sizes that a plan decides.
@@ -344,10 +363,7 @@ impl Session {
         let config = self.bundle.model();
         let backend: Box<dyn ComputeBackend> = match &self.device {
             None => Box::new(CpuBackend::new(config, vectors, &options)?),
-            Some(device) => {
-                let canonical = self.args.policies.canonical;
-                device.backend(config, &vectors, &options, canonical)?
-            }
+            Some(device) => device.backend(config, &vectors, &options, self.may_stage())?,
         };
         let mut progress = crate::progress::Progress::new("loading", plan.resident().0);
         let verify = match self.args.verify {

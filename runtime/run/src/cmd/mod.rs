@@ -8,6 +8,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod profile;
+pub(crate) mod sync;
 pub(crate) mod verify;
 
 use ls_cache::Counts;
@@ -81,6 +82,7 @@ pub(crate) fn sparse_json(engine: &Engine) -> serde_json::Value {
         "predicting_s": predicting_s,
         "predictions": predictions,
         "prefetched_tokens": prefetched_tokens,
+        "slots_read_in_place": engine.reads_slots_in_place(),
         "recall": audit.recall(),
         "importance_captured": audit.captured(),
     })

@@ -155,6 +155,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let load_s = plan.resident().0 as f64 / machine.disk_bytes_s;
     let first_s = load_s + f64::from(passes) * streamed.0 as f64 / machine.disk_bytes_s;
     let weight_cache = plan.resident().0 as f64 / plan.weights.0 as f64;
+    let device = session.device_memory(workload, &plan);
     if args.json {
         let mut object = serde_json::json!({
             "streamed_bytes_per_token": streamed.0,
@@ -167,6 +168,14 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
             "store": session.store().name(),
         });
         extend(&mut object, plan_json(&plan));
+        if let Some((own, copies, all)) = device {
+            let device = serde_json::json!({
+                "device_buffer_bytes": own.0,
+                "device_weight_bytes": copies.0,
+                "device_memory_bytes": all.0,
+            });
+            extend(&mut object, device);
+        }
         return print_json(&object);
     }
     let row = |name: &str, bytes: ByteCount| print_line(&format!("  {name:<34} {bytes:>14}"));
@@ -178,6 +187,11 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     row("resident dense tensors", plan.resident_dense)?;
     row("resident FFN blocks", plan.resident_ffn)?;
     row("planned", plan.planned())?;
+    if let Some((own, copies, all)) = device {
+        print_line(&format!("device memory {all}"))?;
+        row("KV cache, activations, buffers", own)?;
+        row("copies of what is resident", copies)?;
+    }
     print_line(&format!(
         "{:.1} % of the weights resident (--weight-cache {:.1}%); {} streamed a token",
         100.0 * weight_cache,
