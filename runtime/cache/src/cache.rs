@@ -78,7 +78,7 @@ impl Loading {
 /// What happened to requests: `demand_hits + prefetch_hits + misses` of them were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Found because an earlier request had brought them.
+    /// Found because an earlier request had brought them, or a dense pass had left them.
     pub demand_hits: u64,
     /// Found, or on their way, because a prefetch had asked for them since they were last used.
     pub prefetch_hits: u64,
@@ -278,6 +278,20 @@ impl WeightCache {
     /// been made, as the policy may think little of it.
     pub fn reserve_ahead(&mut self, block: BlockId) -> Option<Loading> {
         self.take(block, self.blocks.layer_of(block), true)
+    }
+
+    /// Offers a block that is not there and that nobody has requested, and whose bytes are at hand: its slot if the policy thinks
+    /// enough of it to let it stay. The slot is to be filled before anything is requested.
+    ///
+    /// # Panics
+    /// If the block is there or on its way.
+    pub fn offer(&mut self, block: BlockId) -> Option<SlotId> {
+        let layer = self.blocks.layer_of(block);
+        let loading = self.take(block, layer, false)?;
+        let slot = self.publish(loading);
+        self.unpin(slot);
+        self.trim(layer);
+        self.find(block)
     }
 
     fn take(&mut self, block: BlockId, layer: LayerId, prefetched: bool) -> Option<Loading> {

@@ -362,6 +362,7 @@ impl Engine {
             }
         }
         self.recorder.iter_mut().for_each(Recorder::token);
+        self.sparse.iter_mut().for_each(|(_, ffn)| ffn.warmed());
         self.position += count;
         self.timeline.end(since, Span::Pass, None, tokens.len());
         Ok(())
@@ -478,6 +479,9 @@ impl Engine {
                 let blocks = NeuronBlocks::new(ffn, first_block, blocks, bytes);
                 if let Some(recorder) = &mut self.recorder {
                     recorder.blocks(self.backend.as_mut(), layer, &blocks);
+                }
+                if let Some((_, ffn)) = &mut self.sparse {
+                    ffn.leave(&self.stream, layer, first_block, &blocks);
                 }
                 self.backend.mlp(layer, &blocks);
             }

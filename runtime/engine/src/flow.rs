@@ -25,7 +25,7 @@ use ls_bundle::extent::Extent;
 use ls_bundle::ids::{BlockId, LayerId};
 use ls_bundle::model::{FfnExtent, WeightMap};
 use ls_cache::{Admission, EvictionPolicy, Loading, Request, Sharing, SlotId, WeightCache};
-use ls_compute::ComputeBackend;
+use ls_compute::{ComputeBackend, NeuronBlocks};
 use ls_control::Frequencies;
 use ls_sync::Slot;
 use std::collections::VecDeque;
@@ -100,6 +100,8 @@ pub(crate) struct Flow {
     usable: usize,
     /// Slots of blocks that have been taken, oldest first, and that the backend may still read.
     running: VecDeque<SlotId>,
+    /// Whether the backend reads slots in place.
+    lent: bool,
     layers: Vec<LayerStats>,
 }
 
@@ -114,9 +116,8 @@ impl Flow {
     ) -> Result<Flow, EngineError> {
         let ffn: Vec<FfnExtent> = map.layers.iter().map(|layer| layer.ffn).collect();
         let room = allocate(plan.slot_bytes as usize * plan.slots as usize)?;
-        if let Some(ffn) = ffn.first() {
-            backend.lend(room.bytes(), plan.slot_bytes as usize, ffn);
-        }
+        let lend = |ffn| backend.lend(room.bytes(), plan.slot_bytes as usize, ffn);
+        let lent = ffn.first().is_some_and(lend);
         let memory = split(room, plan.slot_bytes, plan.slots);
         let layers = ffn.len() as u32;
         // Slots that do not stay are for blocks on their way; all are where every block has its own.
@@ -173,6 +174,7 @@ impl Flow {
             ready: Vec::with_capacity(most.max(slots)),
             usable: 0,
             running: VecDeque::with_capacity(slots),
+            lent,
             layers: vec![LayerStats::default(); ffn.len()],
             ffn,
         })
@@ -186,6 +188,11 @@ impl Flow {
     /// The cache's books.
     pub(crate) fn cache(&self) -> &WeightCache {
         &self.cache
+    }
+
+    /// Whether the backend reads slots in place.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent
     }
 
     /// What happened in each layer.
@@ -211,6 +218,26 @@ impl Flow {
     /// What the visit asked for, and how far that has come.
     pub(crate) fn demand(&mut self) -> &mut Demand {
         &mut self.demand
+    }
+
+    /// Blocks from `first` on that a dense pass brings by: those that the policy thinks most of are left in slots.
+    pub(crate) fn leave(
+        &mut self,
+        stream: &Stream,
+        layer: LayerId,
+        first: u32,
+        blocks: &NeuronBlocks<'_>,
+    ) {
+        for (block, bytes) in (first..).zip(blocks.bytes.chunks_exact(blocks.block_stride)) {
+            let (id, extent) = self.ffn(layer).block(block);
+            if self.cache.holds(id) {
+                continue;
+            }
+            let Some(slot) = self.cache.offer(id) else { continue };
+            let memory = self.memory[slot.0 as usize].as_mut();
+            let memory = memory.expect("nothing is read between a prompt and the first token");
+            memory.bytes_mut()[stream.skip(extent)..][..bytes.len()].copy_from_slice(bytes);
+        }
     }
 
     /// A layer asks for blocks, in this order. What is there is ready.

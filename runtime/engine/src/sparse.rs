@@ -29,6 +29,7 @@ use crate::memory::MemoryPlan;
 use crate::predictor::{Predictor, float_key};
 use crate::recording::Recording;
 use crate::stats::{Audit, LayerStats};
+use crate::stream::Stream;
 use crate::system::{Cadence, Columns, ComputeOrder, LoadOrder, Prefetch, Refiner};
 use crate::timeline::Span;
 use load::LayerBase;
@@ -82,6 +83,8 @@ pub(crate) struct SparseFfn {
     truth: Option<Arc<Recording>>,
     /// Tokens begun.
     tokens: usize,
+    /// Whether a dense pass has gone by, which leaves blocks in slots.
+    is_warm: bool,
     /// The present layer's.
     plan: CoordinationPlan,
     /// What visits took, as far as there is room.
@@ -127,6 +130,7 @@ impl SparseFfn {
             places: vec![0; blocks],
             truth,
             tokens: 0,
+            is_warm: false,
             plan: CoordinationPlan::ONE_SHOT,
             visits: Vec::new(),
             open: false,
@@ -137,6 +141,11 @@ impl SparseFfn {
     /// The cache's books.
     pub(crate) fn cache(&self) -> &WeightCache {
         self.flow.cache()
+    }
+
+    /// Whether the backend reads slots in place.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.flow.is_lent()
     }
 
     /// What happened in each layer.
@@ -171,6 +180,7 @@ impl SparseFfn {
 
     /// A token begins.
     pub(crate) fn begin(&mut self) {
+        self.is_warm = true;
         self.predicted_for = None;
         self.tokens += 1;
         if let Some(predictor) = &mut self.predictor {
@@ -183,6 +193,25 @@ impl SparseFfn {
                 Prefetch::On => self.prefetch.fixed(true),
                 Prefetch::Auto => self.prefetch.next(Instant::now()),
             };
+    }
+
+    /// A dense pass brings blocks by. The first one before any token is decoded leaves some of them: later ones would push out
+    /// what decode has shown to be worth more.
+    pub(crate) fn leave(
+        &mut self,
+        stream: &Stream,
+        layer: LayerId,
+        first: u32,
+        blocks: &NeuronBlocks<'_>,
+    ) {
+        if !self.is_warm {
+            self.flow.leave(stream, layer, first, blocks);
+        }
+    }
+
+    /// A dense pass has gone by.
+    pub(crate) fn warmed(&mut self) {
+        self.is_warm = true;
     }
 
     /// Between steps: keeps the disk busy.

@@ -117,3 +117,20 @@ fn a_pin_is_given_back_once() {
     cache.unpin(slot);
     cache.unpin(slot);
 }
+
+#[test]
+fn what_is_offered_stays_if_it_is_worth_it() {
+    // LRU: the last ones.
+    let mut cache = cache(6, 3, Admission::Compete);
+    for block in 0..5 {
+        assert!(cache.offer(BlockId(block)).is_some(), "the newest stays");
+        assert!(cache.free() >= 3);
+    }
+    assert_eq!(
+        (0..5).map(|b| cache.holds(BlockId(b))).collect::<Vec<_>>(),
+        [false, false, true, true, true]
+    );
+    assert_eq!(visit(&mut cache, &[1, 2, 3]), [false, true, true]);
+    let counts = cache.counts(LayerId(0));
+    assert_eq!((counts.demand_hits, counts.misses, counts.prefetched_in_vain), (2, 1, 0));
+}

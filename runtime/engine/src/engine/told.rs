@@ -50,6 +50,12 @@ impl Engine {
         self.sparse.as_ref().map_or((0, 0), |(_, ffn)| ffn.prefetched_tokens())
     }
 
+    /// Whether the backend reads blocks in their slots, instead of copying them; never if decode is dense.
+    #[must_use]
+    pub fn reads_slots_in_place(&self) -> bool {
+        self.sparse.as_ref().is_some_and(|(_, ffn)| ffn.is_lent())
+    }
+
     /// C^G of each layer: bytes of FFN weights that a token computes; none if decode is dense.
     pub fn work_bytes(&self) -> impl Iterator<Item = u64> {
         self.sparse.iter().flat_map(|(_, ffn)| ffn.work_bytes())

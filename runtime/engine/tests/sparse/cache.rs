@@ -116,7 +116,7 @@ fn who_knows_the_future_reads_no_block_twice_too_often() {
 }
 
 #[test]
-fn with_room_for_all_blocks_each_is_read_once() {
+fn with_room_for_all_blocks_decode_reads_nothing() {
     let sample = Sample::new(1);
     for policy in [Eviction::Reuse, Eviction::HotPinned, Eviction::Lru] {
         let case = Case { exact_share: 0.2, canonical: false, weight_cache: 2.0, policy, ..CASE };
@@ -133,6 +133,38 @@ fn with_room_for_all_blocks_each_is_read_once() {
         };
         let (_, first) = read(&mut engine);
         let (_, again) = read(&mut engine);
-        assert!(first > 0 && again == 0, "{policy:?}: {first} bytes, then {again}");
+        assert_eq!((first, again), (0, 0), "{policy:?}: the prompt has left them");
+    }
+}
+
+#[test]
+fn a_prompt_leaves_blocks_behind() {
+    let sample = Sample::new(1);
+    let blocks: u32 = sample.bundle.weights().layers.iter().map(|layer| layer.ffn.blocks()).sum();
+    for policy in super::POLICIES {
+        for weight_cache in [0.9, 2.0] {
+            let case =
+                Case { canonical: false, weight_cache, policy, prefetch: Prefetch::Off, ..CASE };
+            let mut engine = sample.open(&case, seeded(2), true).unwrap();
+            engine.prefill(&[1, 2, 3], 0).unwrap();
+            let read = engine.bytes_read();
+            engine.decode(5, 0).unwrap();
+            let counts = engine.cache_counts().unwrap();
+            match (policy, weight_cache > 1.0) {
+                (Eviction::None, _) => assert_eq!(counts.demand_hits, 0, "nothing may stay"),
+                // All are there.
+                (_, true) => {
+                    assert_eq!((counts.misses, engine.bytes_read() - read), (0, 0), "{policy:?}");
+                }
+                (_, false) => {
+                    assert!(counts.demand_hits > 0 && counts.misses > 0, "{policy:?}: {counts:?}");
+                }
+            }
+            assert!(counts.requests() < u64::from(blocks));
+            // A later prompt leaves what decode has brought.
+            let before = engine.cache_counts().unwrap();
+            engine.prefill(&[7, 8], 0).unwrap();
+            assert_eq!(engine.cache_counts().unwrap(), before);
+        }
     }
 }

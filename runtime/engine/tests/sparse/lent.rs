@@ -31,10 +31,11 @@ impl Slow {
 }
 
 impl ComputeBackend for Slow {
-    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) {
+    fn lend(&mut self, slots: &[u8], slot_bytes: usize, ffn: &FfnExtent) -> bool {
         let start = slots.as_ptr().addr();
         self.lent = start..start + slots.len();
         assert!(slot_bytes as u64 >= ffn.block_stride());
+        true
     }
     fn running(&self) -> usize {
         self.running.len().min(self.lag)
