@@ -4,10 +4,12 @@ use crate::ledger::Entry;
 use crate::panels::Panel;
 use crate::runner::Programs;
 use crate::{PaperError, Result};
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// What runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,33 +135,47 @@ impl Job {
     }
 
     /// What the job is known by: program, arguments, inputs, limit and repetition.
-    pub fn key(&self, programs: &Programs) -> Result<String> {
+    pub fn key(&self, programs: &Programs, stamps: &mut Stamps) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(programs.hash(self.program));
         for arg in &self.args {
             hasher.update(arg.as_bytes()).update(b"\0");
         }
         for input in &self.inputs {
-            hasher.update(&stamp(input)?);
+            hasher.update(&stamps.of(input)?);
         }
         hasher.update(&self.limit_bytes.unwrap_or(0).to_le_bytes()).update(&self.rep.to_le_bytes());
         Ok(hasher.finalize().to_hex()[..32].to_owned())
     }
 }
 
-/// A file's length and the hash of its ends.
-fn stamp(path: &Path) -> Result<[u8; 32]> {
-    let io = |source| PaperError::io(path, source);
-    let mut file = File::open(path).map_err(io)?;
-    let bytes = file.metadata().map_err(io)?.len();
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&bytes.to_le_bytes());
-    let mut end = Vec::new();
-    file.by_ref().take(STAMP_BYTES).read_to_end(&mut end).map_err(io)?;
-    hasher.update(&end);
-    file.seek(SeekFrom::Start(bytes.saturating_sub(STAMP_BYTES))).map_err(io)?;
-    end.clear();
-    file.take(STAMP_BYTES).read_to_end(&mut end).map_err(io)?;
-    hasher.update(&end);
-    Ok(*hasher.finalize().as_bytes())
+/// What inputs are known by. Many jobs read the same bundle: it is read once, and again where it was written since.
+#[derive(Debug, Default)]
+pub struct Stamps(HashMap<PathBuf, ((u64, SystemTime), [u8; 32])>);
+
+impl Stamps {
+    /// A file's length and the hash of its ends.
+    fn of(&mut self, path: &Path) -> Result<[u8; 32]> {
+        let io = |source| PaperError::io(path, source);
+        let mut file = File::open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        let (bytes, written) = (metadata.len(), metadata.modified().map_err(io)?);
+        if let Some((state, stamp)) = self.0.get(path)
+            && *state == (bytes, written)
+        {
+            return Ok(*stamp);
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&bytes.to_le_bytes());
+        let mut end = Vec::new();
+        file.by_ref().take(STAMP_BYTES).read_to_end(&mut end).map_err(io)?;
+        hasher.update(&end);
+        file.seek(SeekFrom::Start(bytes.saturating_sub(STAMP_BYTES))).map_err(io)?;
+        end.clear();
+        file.take(STAMP_BYTES).read_to_end(&mut end).map_err(io)?;
+        hasher.update(&end);
+        let stamp = *hasher.finalize().as_bytes();
+        self.0.insert(path.to_owned(), ((bytes, written), stamp));
+        Ok(stamp)
+    }
 }

@@ -21,7 +21,7 @@ mod panels;
 mod plot;
 mod runner;
 
-pub use job::{Feed, Job, Program, Reading};
+pub use job::{Feed, Job, Program, Reading, Stamps};
 pub use ledger::{Entry, Ledger};
 pub use matrix::{Inputs, Model, jobs};
 pub use page::page;

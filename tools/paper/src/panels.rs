@@ -1,7 +1,7 @@
 //! [`PANELS`]: the paper's tables and figures, and [`fill`], which puts what was measured into them.
 
 use crate::Result;
-use crate::job::{Job, Reading};
+use crate::job::{Job, Reading, Stamps};
 use crate::ledger::Ledger;
 use crate::runner::Programs;
 use serde::Serialize;
@@ -363,11 +363,12 @@ fn median(values: &[f64]) -> f64 {
 pub fn fill(jobs: &[Job], programs: &Programs, ledger: &Ledger) -> Result<Vec<Filled>> {
     let mut models: Vec<&str> = Vec::new();
     let mut gatherings: BTreeMap<(&str, &str), Gathering> = BTreeMap::new();
+    let mut stamps = Stamps::default();
     for job in jobs {
         if !models.contains(&job.model.as_str()) {
             models.push(&job.model);
         }
-        let entry = ledger.get(&job.key(programs)?);
+        let entry = ledger.get(&job.key(programs, &mut stamps)?);
         for feed in &job.feeds {
             let gathering = gatherings.entry((&job.model, feed.panel)).or_default();
             let Some(entry) = entry else {

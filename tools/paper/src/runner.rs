@@ -1,6 +1,6 @@
 //! Runs jobs, one at a time and in turns, into the ledger.
 
-use crate::job::{Job, Program};
+use crate::job::{Job, Program, Stamps};
 use crate::ledger::{Entry, Ledger};
 use crate::limit::Limit;
 use crate::{PaperError, Result};
@@ -103,11 +103,11 @@ pub fn run(
     let mut order: Vec<&Job> = jobs.iter().collect();
     // Stable: within a repetition the order of the matrix.
     order.sort_by_key(|job| job.rep);
-    let mut ran = 0;
+    let (mut stamps, mut ran) = (Stamps::default(), 0);
     for (done, job) in order.iter().enumerate() {
         let command = job.command();
         progress(order.len(), done, &command);
-        let key = job.key(programs)?;
+        let key = job.key(programs, &mut stamps)?;
         if ledger.get(&key).is_some_and(Entry::is_answer) {
             continue;
         }

@@ -1,9 +1,12 @@
 //! The whole way, with a program that only pretends to measure.
 
-use ls_paper::{Inputs, Job, Ledger, Machine, Model, PANELS, Programs, fill, jobs, page, run};
+use ls_paper::{
+    Inputs, Job, Ledger, Machine, Model, PANELS, Programs, Stamps, fill, jobs, page, run,
+};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Prints what `ls-run bench` and `sync` would, after a line in `calls`; refuses budgets for `oracle` as too small.
 const FAKE: &str = r#"#!/bin/sh
@@ -135,11 +138,27 @@ fn panels_can_be_measured_alone() {
 #[test]
 fn another_input_is_another_job() {
     let bench = bench();
-    let key = |jobs: &[Job]| jobs[0].key(&bench.programs).unwrap();
+    let key = |jobs: &[Job]| jobs[0].key(&bench.programs, &mut Stamps::default()).unwrap();
     let before = key(&jobs(&bench.inputs));
     assert_eq!(before, key(&jobs(&bench.inputs)));
     fs::write(bench.path("model.lsb"), "another!").unwrap();
     assert_ne!(before, key(&jobs(&bench.inputs)));
+}
+
+#[test]
+fn an_input_is_read_once_and_again_where_it_was_written() {
+    let bench = bench();
+    let jobs = jobs(&bench.inputs);
+    let mut stamps = Stamps::default();
+    let before = jobs[0].key(&bench.programs, &mut stamps).unwrap();
+    let bundle = fs::File::options().write(true).open(bench.path("model.lsb")).unwrap();
+    let written = bundle.metadata().unwrap().modified().unwrap();
+    fs::write(bench.path("model.lsb"), "another!").unwrap();
+    bundle.set_modified(written).unwrap();
+    let same = jobs[0].key(&bench.programs, &mut stamps).unwrap();
+    assert_eq!(same, before, "nothing tells that it has to be read again");
+    bundle.set_modified(written + Duration::from_secs(1)).unwrap();
+    assert_ne!(jobs[0].key(&bench.programs, &mut stamps).unwrap(), before);
 }
 
 #[test]
