@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// Groups are called this and the number of the process that made them.
+const PREFIX: &str = "leanstream-paper-";
+
 /// A group of its own below the mounted hierarchy, removed in the end.
 #[derive(Debug)]
 pub(crate) struct Limit {
@@ -12,14 +15,14 @@ impl Limit {
     /// A group whose members may hold `bytes` of memory together, page cache included. None where the system has none
     /// for us.
     pub(crate) fn new(bytes: u64) -> Option<Limit> {
-        let (root, files): (&str, &[(&str, String)]) =
-            if Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
-                ("/sys/fs/cgroup/memory", &[("memory.limit_in_bytes", bytes.to_string())])
-            } else {
-                let no_swap = ("memory.swap.max", "0".to_owned());
-                ("/sys/fs/cgroup", &[("memory.max", bytes.to_string()), no_swap])
-            };
-        let folder = Path::new(root).join(format!("leanstream-paper-{}", std::process::id()));
+        let (root, is_first_version) = root();
+        let files: &[(&str, String)] = if is_first_version {
+            &[("memory.limit_in_bytes", bytes.to_string())]
+        } else {
+            &[("memory.max", bytes.to_string()), ("memory.swap.max", "0".to_owned())]
+        };
+        sweep(root);
+        let folder = root.join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&folder).ok()?;
         let limit = Limit { folder };
         let set = |(name, value): &(&str, String)| std::fs::write(limit.folder.join(name), value);
@@ -35,6 +38,27 @@ impl Limit {
     }
 }
 
+/// The hierarchy of memory, and whether it is of cgroups' first version.
+fn root() -> (&'static Path, bool) {
+    let first = Path::new("/sys/fs/cgroup/memory");
+    match first.join("memory.limit_in_bytes").exists() {
+        true => (first, true),
+        false => (Path::new("/sys/fs/cgroup"), false),
+    }
+}
+
+/// Removes what runs have left behind that were killed.
+fn sweep(root: &Path) {
+    for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if maker.is_some_and(|maker| !Path::new("/proc").join(maker).exists()) {
+            // One that has members still cannot be removed.
+            let _ = std::fs::remove_dir(entry.path());
+        }
+    }
+}
+
 impl Drop for Limit {
     fn drop(&mut self) {
         // What pages the group still holds are dropped first; a group that stays is empty and harmless.
@@ -45,5 +69,23 @@ impl Drop for Limit {
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_killed_runs_are_removed_and_those_of_others_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let living = format!("{PREFIX}{}", std::process::id());
+        let others = [living.as_str(), "leanstream-paper", "user.slice"];
+        // No process has a number as high.
+        let dead = format!("{PREFIX}4294967290");
+        others.iter().chain(&[dead.as_str()]).for_each(|name| std::fs::create_dir(at(name)).unwrap());
+        sweep(folder.path());
+        assert!(!at(&dead).exists() && others.iter().all(|name| at(name).exists()));
     }
 }

@@ -16,16 +16,28 @@ use std::time::{Duration, Instant};
 /// No command of the matrix takes as long.
 const PATIENCE: Duration = Duration::from_mins(40);
 
+/// What makes the kernel kill a command as soon as we are gone: nobody else ends what a killed run has started, and it
+/// would go on for minutes, beside the next run. A process can ask for this only itself, between fork and exec, where Rust
+/// calls nothing that is safe; so a program of util-linux asks and then becomes the command. An option of `ls-run` would
+/// not do: peers are started too.
+const LEASH: [&str; 3] = ["setpriv", "--pdeathsig", "KILL"];
+/// What the command is started by: a shell that becomes it. `$1` is our number; if we were gone before the leash was
+/// there the shell has another parent. `$2` is the list of the members of a memory cgroup, or nothing.
+const START: &str =
+    r#"[ "$PPID" = "$1" ] || exit 1; [ -z "$2" ] || echo $$ > "$2" || exit 1; shift 2; exec "$@""#;
+
 /// The programs, and what they are known by.
 #[derive(Debug)]
 pub struct Programs {
     ls_run: (PathBuf, [u8; 32]),
     ls_prep: (PathBuf, [u8; 32]),
     llama_bench: Option<(PathBuf, [u8; 32])>,
+    /// Whether [`LEASH`] is there. Without it commands outlive a run that is killed.
+    leash: bool,
 }
 
 impl Programs {
-    /// Hashes the programs.
+    /// Hashes the programs, and looks for what starts them.
     pub fn new(ls_run: &Path, ls_prep: &Path, llama_bench: Option<&Path>) -> Result<Programs> {
         let known = |path: &Path| {
             let bytes = std::fs::read(path).map_err(|source| PaperError::io(path, source))?;
@@ -35,7 +47,22 @@ impl Programs {
             ls_run: known(ls_run)?,
             ls_prep: known(ls_prep)?,
             llama_bench: llama_bench.map(known).transpose()?,
+            leash: Command::new(LEASH[0])
+                .args(&LEASH[1..])
+                .arg("true")
+                .output()
+                .is_ok_and(|output| output.status.success()),
         })
+    }
+
+    /// Starts `program`, which ends when the thread that calls this does.
+    fn command(&self, program: &Path, limit: Option<&Limit>) -> Command {
+        let start = if self.leash { &LEASH[..] } else { &[] };
+        let mut words = start.iter().chain(&["/bin/sh"]);
+        let mut command = Command::new(words.next().expect("the shell at least"));
+        command.args(words).args(["-c", START, "sh", &std::process::id().to_string()]);
+        command.arg(limit.map(Limit::members).unwrap_or_default()).arg(program);
+        command
     }
 
     /// Whether llama.cpp is there.
@@ -137,14 +164,7 @@ fn one(job: &Job, key: String, command: String, programs: &Programs) -> Result<E
     // Pages that an earlier command left in the page cache would not count against this one's limit.
     job.inputs.iter().for_each(|input| evict(input));
     let limit = job.limit_bytes.and_then(Limit::new);
-    let mut child = match &limit {
-        None => Command::new(program),
-        Some(limit) => {
-            let mut shell = Command::new("/bin/sh");
-            shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(limit.members()).arg(program);
-            shell
-        }
-    };
+    let mut child = programs.command(program, limit.as_ref());
     child.args(&job.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = child.spawn().map_err(|source| PaperError::io(program, source))?;
     let (exit, stdout, stderr) = ended(child, started).map_err(|e| PaperError::io(program, e))?;
