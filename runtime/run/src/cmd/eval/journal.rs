@@ -86,7 +86,8 @@ impl Journal {
             if number == 1 {
                 same_run(path, &value, run)?;
             } else {
-                let item = value["item"].as_u64().filter(|&item| item >= self.next);
+                let is_next = |item: &u64| (self.next..u64::MAX).contains(item);
+                let item = value["item"].as_u64().filter(is_next);
                 self.next = item.ok_or_else(|| corrupt("is no item behind the one before"))? + 1;
                 self.totals.add(&value);
             }
@@ -313,7 +314,12 @@ mod tests {
             file.write_all(line.as_bytes()).unwrap();
             refusal(&path, &run())
         };
-        for line in ["{\"item\": \n", "{\"scores\": {}}\n", "{\"item\": 1}\n{\"item\": 1}\n"] {
+        for line in [
+            "{\"item\": \n",
+            "{\"scores\": {}}\n",
+            "{\"item\": 1}\n{\"item\": 1}\n",
+            "{\"item\": 18446744073709551615}\n",
+        ] {
             let (exit, said) = with_line(line);
             assert!(exit == Exit::Corrupt && said.contains("line "), "{line}: {said}");
         }

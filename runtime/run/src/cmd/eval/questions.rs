@@ -213,7 +213,8 @@ fn is_chosen(index: u64, items: u64, limit: Option<u64>) -> bool {
 fn ask_all(asking: &mut Asking<'_>, survey: &Survey, journal: &mut Journal) -> anyhow::Result<()> {
     let (args, items) = (asking.args, survey.items);
     let limit = args.limit;
-    let todo = limit.map_or(items, |limit| limit.min(items)) - journal.totals().items();
+    let all = limit.map_or(items, |limit| limit.min(items));
+    let todo = all.saturating_sub(journal.totals().items());
     let mut progress = Progress::of("asking", todo, "questions");
     let mut index = 0;
     asking.task.format.each(&args.data, &mut |item| {

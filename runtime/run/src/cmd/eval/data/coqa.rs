@@ -10,6 +10,10 @@ use std::fmt;
 use std::io::Read;
 use std::rc::Rc;
 
+/// Questions of a story: each item has those before it, so that more of them take memory and time as their square. The
+/// dataset's longest conversation has a few dozen.
+const MAX_TURNS: usize = 1000;
+
 #[derive(Deserialize)]
 struct Story {
     story: String,
@@ -54,6 +58,9 @@ fn tell(
 ) -> anyhow::Result<()> {
     let place = format!("story {number}");
     let Story { story, questions, answers, additional_answers } = story;
+    if questions.len() > MAX_TURNS {
+        return Err(source.corrupt(place, format!("has more than {MAX_TURNS} questions")));
+    }
     let fits = |turns: &[Turn]| {
         let same = |(turn, question): (&Turn, &Turn)| turn.turn_id == question.turn_id;
         turns.len() == questions.len() && turns.iter().zip(&questions).all(same)

@@ -146,6 +146,14 @@ fn hostile_documents_are_refused() {
     let (exit, said) =
         refused(Format::Coqa, STORIES.replacen("\"turn_id\": 2", "\"turn_id\": 3", 1).as_bytes());
     assert!(exit == Exit::Corrupt && said.contains("story 1: questions and answers"), "{said}");
+    let turns = |count| vec!["{\"input_text\": \"a\", \"turn_id\": 1}"; count].join(",");
+    let story = |count| {
+        let turns = turns(count);
+        format!("{{\"data\": [{{\"story\": \"\", \"questions\": [{turns}], \"answers\": [{turns}]}}]}}")
+    };
+    assert_eq!(read(Format::Coqa, story(1000).as_bytes()).unwrap().0.len(), 1000);
+    let (exit, said) = refused(Format::Coqa, story(1001).as_bytes());
+    assert!(exit == Exit::Corrupt && said.contains("story 1: has more than"), "{said}");
     let (exit, said) = refused(Format::Coqa, &STORIES.as_bytes()[..400]);
     assert!(exit == Exit::Incomplete && said.contains("line 6, column"), "{said}");
     let (exit, said) = refused(Format::Coqa, b"{\"stories\": []}");
