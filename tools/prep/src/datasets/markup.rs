@@ -74,7 +74,9 @@ fn push_text(text: &mut String, raw: &str) {
     while let Some(at) = rest.find('&') {
         text.push_str(&rest[..at]);
         rest = &rest[at..];
-        let entity = rest.find(';').filter(|&end| end <= 10).map(|end| &rest[1..end]);
+        // An entity is short: a page of ampersands shall not be searched to its end for each.
+        let end = rest.bytes().take(11).position(|byte| byte == b';');
+        let entity = end.map(|end| &rest[1..end]);
         match entity.and_then(|entity| Some((entity, decode(entity)?))) {
             Some((entity, character)) => {
                 text.push(character);

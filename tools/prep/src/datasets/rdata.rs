@@ -7,6 +7,8 @@ use std::path::Path;
 
 /// Bytes of an object.
 const MAX_OBJECT_BYTES: u32 = 64 << 20;
+/// Bytes that a byte of zlib's can become.
+const MAX_RATIO: usize = 1032;
 /// R's type of a string, in the low byte of an item's flags.
 const CHARSXP: u32 = 9;
 
@@ -20,7 +22,8 @@ pub(super) fn strings(bytes: &[u8], path: &Path) -> Result<String> {
         if length > MAX_OBJECT_BYTES {
             return Err(corrupt("an object is longer than any text"));
         }
-        let mut object = Vec::with_capacity(length as usize);
+        let room = packed.len().saturating_mul(MAX_RATIO).min(length as usize);
+        let mut object = Vec::with_capacity(room);
         let mut zlib = Decompress::new(true);
         let done = zlib.decompress_vec(packed, &mut object, FlushDecompress::Finish);
         if !matches!(done, Ok(Status::StreamEnd)) || object.len() != length as usize {

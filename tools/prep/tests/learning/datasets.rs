@@ -95,6 +95,20 @@ fn a_text_with_an_address_is_downloaded_or_said_to_be_absent() {
 
 #[test]
 fn broken_manifests_are_named() {
+    let local = "kind = \"local\"\nnote = \"n\"";
+    let url = "kind = \"url\"\nnote = \"n\"\nurl = \"--config=/tmp/x\"";
+    let debian = |package: &str, files: &str| {
+        format!(
+            "kind = \"debian\"\npackage = \"{package}\"\nversion = \"1\"\nfiles = \"{files}\"\nformat = \"text\""
+        )
+    };
+    let sources = [
+        (url.to_owned(), "https://"),
+        (debian("-oDir=/tmp", "usr/a.txt"), "-oDir"),
+        (debian("a/b", "usr/a.txt"), "a/b"),
+        (debian("mine", "/etc/passwd"), "/etc/passwd"),
+        (debian("mine", "usr/../../x"), "usr/../../x"),
+    ];
     let cases = [
         ("name = \"other\"", "is called"),
         ("split = \"training\"", "training"),
@@ -102,14 +116,15 @@ fn broken_manifests_are_named() {
         ("blake3 = \"12\"", "blake3"),
         ("file = \"../mine.csv\"", "../mine.csv"),
     ];
-    for (line, word) in cases {
+    let lines = cases.into_iter().map(|(line, word)| (line, local.to_owned(), word));
+    let sources = sources.map(|(source, word)| ("name = \"mine\"", source, word));
+    for (line, source, word) in lines.chain(sources) {
         let dir = TempDir::new().unwrap();
         std::fs::create_dir(dir.path().join("manifests")).unwrap();
         let key = line.split(' ').next().unwrap();
         let sound = "name = \"mine\"\ntitle = \"t\"\nlicence = \"l\"\nsplit = \"evaluation\"\n";
         let kept: Vec<&str> = sound.lines().filter(|kept| !kept.starts_with(key)).collect();
-        let text =
-            format!("{line}\n{}\n[source]\nkind = \"local\"\nnote = \"n\"\n", kept.join("\n"));
+        let text = format!("{line}\n{}\n[source]\n{source}\n", kept.join("\n"));
         std::fs::write(dir.path().join("manifests/mine.toml"), text).unwrap();
         let error = manifests(dir.path()).unwrap_err().to_string();
         assert!(error.contains(word) && error.contains("mine.toml"), "no {word:?} in: {error}");
