@@ -16,6 +16,7 @@ mod system;
 mod trace;
 mod tuning;
 
+pub use cmd::eval::{EvalFile, check_eval_file};
 pub use cmd::plan_json;
 
 use args::{Cli, Command};

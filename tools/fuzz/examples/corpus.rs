@@ -24,6 +24,7 @@ use ls_cache::{AccessTrace, Blocks, ReuseTable};
 use ls_control::profile::{DeviceProfile, DiskPoint, KernelPoint, Visit};
 use ls_control::{CoordinationPlan, Lut, Quantizer};
 use ls_hash::{PlaneBits, Scaling};
+use ls_paper::{Entry, Ledger};
 use ls_prep::chain::Chain;
 use ls_prep::recipe::Recipe;
 use ls_prep::stages::activations::Activations;
@@ -42,6 +43,9 @@ fn main() {
     control();
     artifacts(scratch.path());
     texts();
+    evaluations();
+    datasets();
+    ledger(scratch.path());
 }
 
 fn root() -> PathBuf {
@@ -302,9 +306,10 @@ fn texts() {
         let path = root().join(format!("runtime/chat/tests/templates/{name}.jinja"));
         put("template", name, std::fs::read(path).expect("a template"));
     }
-    for name in ["tiny", "widened"] {
-        let path = root().join(format!("tools/prep/recipes/{name}.toml"));
-        put("recipe", name, std::fs::read(path).expect("a recipe"));
+    for path in ["prep/recipes/tiny", "prep/recipes/widened", "paper/paper"] {
+        let file = root().join(format!("tools/{path}.toml"));
+        let name = path.rsplit('/').next().unwrap_or_default();
+        put("recipe", name, std::fs::read(file).expect("a recipe"));
     }
     put(
         "http-chat",
@@ -323,4 +328,117 @@ fn texts() {
         "tokens",
         r#"{"prompt": [1, 2, 300], "stop": "x", "logprobs": null, "repeat_penalty": 1.1}"#,
     );
+}
+
+fn evaluations() {
+    put(
+        "truthfulqa",
+        "rows",
+        "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\nA,B,\"Why, \"\"so\"\"?\",Because,\
+         \"Because; It rains. ;\",\"No;\nNever\",x\nA,B,Do bats see?,Yes,Yes; Caf\u{e9}s,No,y\n",
+    );
+    put(
+        "truthfulqa",
+        "newer",
+        "Best Incorrect Answer,Question,Best Answer,Correct Answers,Incorrect Answers\r\nNo,Why?,So,So,No\r\n",
+    );
+    put(
+        "qasper",
+        "papers",
+        "{\"input\": \"A paper.\", \"instructions\": [\"What?\", \"Who?\"], \"outputs\": [\"This\", [\"I\", \"me\"]], \
+         \"evaluation\": \"f1\"}\n\n{\"input\": \"Why?\", \"context\": \"A paper.\", \"answers\": [\"So\"], \"length\": 3}\n",
+    );
+    put(
+        "questions",
+        "lines",
+        "{\"question\": \"Who?\", \"answers\": [\"Me\", \"I\"], \"incorrect\": [\"You\"], \"context\": \"Caf\u{e9}\"}\n\
+         {\"question\": \"Why?\", \"answers\": [\"So\"]}\n",
+    );
+    put(
+        "coqa",
+        "stories",
+        r#"{"version": "1.0", "data": [{"id": "x", "story": "A red boat.",
+  "questions": [{"input_text": "What?", "turn_id": 1}, {"input_text": "Its colour?", "turn_id": 2}],
+  "answers": [{"input_text": "a boat", "turn_id": 1, "span_text": "boat"}, {"input_text": "red", "turn_id": 2}],
+  "additional_answers": {"0": [{"input_text": "boat", "turn_id": 1}, {"input_text": "Red", "turn_id": 2}]}},
+ {"story": "Snow.", "questions": [{"input_text": "What?", "turn_id": 1}], "answers": [{"input_text": "snow", "turn_id": 1}]}]}"#,
+    );
+    put(
+        "results",
+        "run",
+        "{\"leanstream_eval\":1,\"run\":{\"task\":\"qa\"}}\n\
+         {\"item\":0,\"place\":\"line 1\",\"question\":\"Who?\",\"scores\":{\"f1\":0.5,\"mc1\":1},\"sums\":{\"seconds\":1.5}}\n\
+         {\"item\":2,\"scores\":{\"f1\":1.0},\"sums\":{\"seconds\":2}}\n{\"item\":3,\"sco",
+    );
+}
+
+fn datasets() {
+    for name in ["coqa", "debian-handbook", "wikitext2-test"] {
+        let path = root().join(format!("datasets/manifests/{name}.toml"));
+        let text = std::fs::read_to_string(path).expect("a manifest");
+        // The target's file is called so.
+        let text = text.replacen(&format!("name = \"{name}\""), "name = \"tiny\"", 1);
+        put("manifest", name, text);
+    }
+    let paragraph =
+        "who keeps a lamp lit keeps more than a lamp, as the old people of the coast say";
+    put(
+        "package",
+        "page",
+        format!(
+            "\0<html><head><title>No</title></head><body><!-- no --><p>One,\n {paragraph}&nbsp;&amp; <b>so on</b>&hellip;</p>\
+             <div>{paragraph}<pre>code</pre></div>&#233;&#x2019; {paragraph}"
+        ),
+    );
+    let mut object = b"X\n\0\0\0\x03\0\0\0\x10\0\0\0\x02".to_vec();
+    for string in ["EMMA", "a line of text"] {
+        object.extend(0x0004_0009u32.to_be_bytes());
+        object.extend((string.len() as u32).to_be_bytes());
+        object.extend(string.bytes());
+    }
+    // zlib's form of bytes that are stored as they are.
+    let length = object.len() as u16;
+    let (mut a, mut b) = (1u32, 0u32);
+    for &byte in &object {
+        a = (a + u32::from(byte)) % 65_521;
+        b = (b + a) % 65_521;
+    }
+    let stored =
+        [&[0x78, 0x01, 0x01][..], &length.to_le_bytes(), &(!length).to_le_bytes()].concat();
+    let front = [&[1][..], &u32::from(length).to_be_bytes(), &stored].concat();
+    put("package", "data", [&front[..], &object, &((b << 16) | a).to_be_bytes()].concat());
+}
+
+/// Entries as programs give them that are measured.
+fn ledger(scratch: &Path) {
+    let path = scratch.join("results.jsonl");
+    let mut ledger = Ledger::open(&path).expect("a ledger");
+    let bench = serde_json::json!({
+        "rep": 0, "decode_tok_s": 12.5, "decode_tokens": 48, "bound_fraction": 0.5, "bytes_read_per_token": 2e6,
+        "stalled_s": 0.5, "predicting_s": 0.1, "predictions": 900, "ttft_s": 0.3, "demand_hits": 10, "prefetch_hits": 5,
+        "misses": 3, "demand_hits_by_layer": [5, 5], "prefetch_hits_by_layer": [2, 3], "misses_by_layer": [1, 2],
+        "perplexity": 23.5, "f1": 0.2, "mc1": 0.3, "mc2": 0.4, "avg_ts": 7.5, "controller": "lut",
+        "device": {"energy_per_token_j": 0.5, "mean_power_w": 5.0, "temperature_max_c": 60.0},
+    });
+    let report = serde_json::json!({
+        "predictors": [{"name": "our stack", "block": 2, "imp20": 0.9, "top10": 0.8, "red95": 0.1, "bytes_per_layer": 1e5,
+            "microseconds": 90.0}],
+        "guard": [{"dense_perplexity": 23.0, "choices": [{"tolerance": 0.05, "share": 0.1, "base_share": 0.2,
+            "perplexity": 24.0}]}],
+        "refinement": [null, {"priority": [{"imp20": 0.7}, {"imp20": 0.9}], "file": [{"imp20": 0.6}]}],
+    });
+    for (rep, output) in [bench, report].into_iter().enumerate() {
+        let entry = Entry {
+            key: format!("{rep:032x}"),
+            command: "ls-run bench model.lsb".into(),
+            limit_bytes: (rep == 0).then_some(1 << 27),
+            rep: rep as u32,
+            exit: Some(0),
+            seconds: 1.5,
+            output: vec![output],
+            error: None,
+        };
+        ledger.add(entry).expect("room for an entry");
+    }
+    put("ledger", "two", std::fs::read(&path).expect("it was written"));
 }

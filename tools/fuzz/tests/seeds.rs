@@ -53,4 +53,12 @@ targets! {
     profile: "profile", MANY;
     http_chat: "http-chat", MANY;
     http_completion: "http-completion", MANY;
+    truthfulqa: "truthfulqa", MANY;
+    qasper: "qasper", MANY;
+    coqa: "coqa", MANY;
+    questions: "questions", MANY;
+    results: "results", MANY;
+    manifest: "manifest", MANY;
+    package: "package", MANY;
+    ledger: "ledger", FEW;
 }

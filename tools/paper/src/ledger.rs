@@ -6,7 +6,7 @@
 use crate::{PaperError, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ pub(crate) fn numbers(array: Option<&Value>) -> Vec<f64> {
 pub struct Ledger {
     path: PathBuf,
     file: File,
-    entries: HashMap<String, Entry>,
+    entries: BTreeMap<String, Entry>,
 }
 
 impl Ledger {
@@ -90,7 +90,7 @@ impl Ledger {
         if whole < bytes.len() {
             file.set_len(whole as u64).map_err(io)?;
         }
-        let mut entries = HashMap::new();
+        let mut entries = BTreeMap::new();
         for (index, line) in bytes[..whole].split(|&byte| byte == b'\n').enumerate() {
             if line.is_empty() {
                 continue;
@@ -107,6 +107,11 @@ impl Ledger {
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key)
+    }
+
+    /// All entries, by their keys.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
     }
 
     /// Adds a job that has ended; it stays when power goes.

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::job::{Job, Reading, Stamps};
-use crate::ledger::Ledger;
+use crate::ledger::{Entry, Ledger};
 use crate::runner::Programs;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -361,14 +361,22 @@ fn median(values: &[f64]) -> f64 {
 
 /// All panels of the models that `jobs` are about, with what the ledger has.
 pub fn fill(jobs: &[Job], programs: &Programs, ledger: &Ledger) -> Result<Vec<Filled>> {
+    let mut stamps = Stamps::default();
+    filled(jobs, |job| Ok(ledger.get(&job.key(programs, &mut stamps)?)))
+}
+
+/// All panels of the models that `jobs` are about, with what came of each job; `entry_of` has none of one that has not run.
+pub fn filled<'a>(
+    jobs: &[Job],
+    mut entry_of: impl FnMut(&Job) -> Result<Option<&'a Entry>>,
+) -> Result<Vec<Filled>> {
     let mut models: Vec<&str> = Vec::new();
     let mut gatherings: BTreeMap<(&str, &str), Gathering> = BTreeMap::new();
-    let mut stamps = Stamps::default();
     for job in jobs {
         if !models.contains(&job.model.as_str()) {
             models.push(&job.model);
         }
-        let entry = ledger.get(&job.key(programs, &mut stamps)?);
+        let entry = entry_of(job)?;
         for feed in &job.feeds {
             let gathering = gatherings.entry((&job.model, feed.panel)).or_default();
             let Some(entry) = entry else {

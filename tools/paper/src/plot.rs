@@ -18,8 +18,10 @@ const COLOURS: [RGBColor; 8] = [
 ];
 /// Above this ratio of the largest to the smallest value the axis is logarithmic.
 const WIDE: f64 = 12.0;
+/// No measurement is as large, or as small as its inverse; axes as long would take all time.
+const FAR: f64 = 1e12;
 
-/// The plot; None if the panel is a table or empty.
+/// The plot; None if the panel is a table, empty, or has numbers that nothing measures.
 pub(crate) fn svg(filled: &Filled) -> Option<String> {
     let Shape::Lines { x, y } = filled.panel.shape else { return None };
     let points = || filled.series.iter().flat_map(|series| &series.points);
@@ -30,13 +32,16 @@ pub(crate) fn svg(filled: &Filled) -> Option<String> {
     let (left, right) = range(&mut points().map(|point| point.x));
     let (low, _) = range(&mut points().map(|point| point.low));
     let (_, high) = range(&mut points().map(|point| point.high));
+    if [left, right, low, high].iter().any(|end| end.abs() > FAR) {
+        return None;
+    }
     let pad = ((right - left) * 0.03).max(0.5);
     let across = left - pad..right + pad;
     let mut text = String::new();
-    let drawn = if low > 0.0 && high / low > WIDE {
+    let drawn = if low > 1.0 / FAR && high / low > WIDE {
         draw(&mut text, filled, (x, y), across, (low * 0.8..high * 1.25).log_scale())
     } else {
-        draw(&mut text, filled, (x, y), across, 0.0..(high * 1.08).max(f64::MIN_POSITIVE))
+        draw(&mut text, filled, (x, y), across, 0.0..(high * 1.08).max(1.0 / FAR))
     };
     // Drawing into a string fails only for ranges without numbers.
     drawn.ok().map(|()| text)

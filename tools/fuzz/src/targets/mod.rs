@@ -2,8 +2,11 @@
 
 mod artifact;
 mod bundle;
+mod datasets;
+mod eval;
 mod http;
 mod model;
+mod paper;
 mod tables;
 mod template;
 
@@ -31,4 +34,12 @@ pub(crate) static ALL: &[Target] = &[
     tables::PROFILE,
     http::CHAT,
     http::COMPLETION,
+    eval::TRUTHFULQA,
+    eval::QASPER,
+    eval::COQA,
+    eval::QUESTIONS,
+    eval::RESULTS,
+    datasets::MANIFEST,
+    datasets::PACKAGE,
+    paper::LEDGER,
 ];

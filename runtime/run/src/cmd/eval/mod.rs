@@ -38,9 +38,13 @@ pub(crate) mod questions;
 mod score;
 
 use clap::Subcommand;
+use data::Format;
 use divergence::DivergenceArgs;
+use journal::Journal;
 use perplexity::PerplexityArgs;
 use questions::{QuestionArgs, Task};
+use serde_json::json;
+use std::path::Path;
 
 /// Measurements of quality.
 #[derive(Debug, Subcommand)]
@@ -71,6 +75,43 @@ pub(crate) enum EvalCommand {
                       ls-run eval qa model.lsb --data my.jsonl"
     )]
     Qa(QuestionArgs),
+}
+
+/// A file that `eval` reads, and that others may have written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvalFile {
+    /// TruthfulQA's table.
+    TruthfulQa,
+    /// Qasper's papers.
+    Qasper,
+    /// CoQA's document.
+    Coqa,
+    /// Questions of one's own.
+    Questions,
+    /// Results of a run that is called `{"task": "qa"}`, to go on from.
+    Results,
+}
+
+/// Reads such a file as `eval` does before it asks a model anything. Of results a torn last line is cut off.
+///
+/// # Errors
+/// Why it is refused.
+pub fn check_eval_file(kind: EvalFile, path: &Path) -> Result<(), String> {
+    let format = match kind {
+        EvalFile::TruthfulQa => Format::TruthfulQa,
+        EvalFile::Qasper => Format::Qasper,
+        EvalFile::Coqa => Format::Coqa,
+        EvalFile::Questions => Format::Plain,
+        EvalFile::Results => {
+            let journal = Journal::open(Some(path), &json!({"task": "qa"}));
+            return journal.map(|journal| drop(journal.totals().means())).map_err(told);
+        }
+    };
+    data::survey(format, path).map(drop).map_err(told)
+}
+
+fn told(error: anyhow::Error) -> String {
+    format!("{error:#}")
 }
 
 /// Runs the command.
