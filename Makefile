@@ -68,14 +68,14 @@ check: setup   ## Formatting, lints, tidiness.
 bench: release $(BUNDLE)   ## Speed at several budgets, beside what the machine allows.
 	for memory in 400MiB 192MiB 128MiB 96MiB; do $(TARGET)/release/ls-run bench $(BUNDLE) --memory $$memory; done
 
-bench-peers: setup $(MODEL)   ## Build llama.cpp, to be measured beside us by `make paper`.
+bench-peers: setup $(MODEL)   ## Build llama.cpp, try to install AirLLM and mistral.rs, to be measured by `make paper`.
 	tools/peers.sh $(PEERS) $(MODEL)
 
 # Best on a machine that does nothing else. Stopped anywhere, it goes on.
 paper: release $(PAPER)/smollm2.lsb   ## The paper's tables and figures, measured here (QUICK=1: less of them).
 	$(TARGET)/release/ls-prep paper $(PAPER)/smollm2.lsb --source $(MODEL) --recipe tools/paper/paper.toml \
 		--text datasets/text/*.txt --out $(PAPER) $(if $(QUICK),--quick) \
-		$(if $(wildcard $(PEERS)/llama-bench),--llama-bench $(PEERS)/llama-bench --peer-model $(PEERS)/model.f16.gguf)
+		$(if $(wildcard $(PEERS)/model.f16.gguf),--peers $(PEERS) --peer-model $(PEERS)/model.f16.gguf)
 
 $(PAPER)/smollm2.lsb: $(MODEL) | release datasets
 	mkdir -p $(PAPER)

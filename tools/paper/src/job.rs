@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// What runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,40 @@ pub enum Program {
     LsRun,
     /// The preparation tools.
     LsPrep,
-    /// llama.cpp's own benchmark, the peer.
+    /// llama.cpp's own benchmark, a peer.
     LlamaBench,
+    /// AirLLM's driver, a peer.
+    AirLlm,
+    /// mistral.rs' driver, a peer.
+    MistralRs,
+}
+
+impl Program {
+    /// Programs of others that are measured beside ours, where they are.
+    pub const PEERS: [Program; 3] = [Program::LlamaBench, Program::AirLlm, Program::MistralRs];
+
+    /// The name of its file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Program::LsRun => "ls-run",
+            Program::LsPrep => "ls-prep",
+            Program::LlamaBench => "llama-bench",
+            Program::AirLlm => "airllm",
+            Program::MistralRs => "mistralrs",
+        }
+    }
+
+    /// What people call it.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Program::LlamaBench => "llama.cpp",
+            Program::AirLlm => "AirLLM",
+            Program::MistralRs => "mistral.rs",
+            Program::LsRun | Program::LsPrep => "LeanStream",
+        }
+    }
 }
 
 /// A point of a series.
@@ -55,6 +87,9 @@ impl fmt::Debug for Feed {
 /// Bytes at a file's ends that stand for it: bundles and models differ there, and are too large to be hashed each time.
 const STAMP_BYTES: u64 = 1 << 20;
 
+/// None of our commands takes as long.
+const PATIENCE: Duration = Duration::from_mins(40);
+
 /// One command.
 #[derive(Debug)]
 pub struct Job {
@@ -66,6 +101,8 @@ pub struct Job {
     pub inputs: Vec<PathBuf>,
     /// Limit of the memory cgroup that it runs in.
     pub limit_bytes: Option<u64>,
+    /// How long it may take; it is ended then.
+    pub patience: Duration,
     /// Which repetition. All jobs of a repetition run before the next, so that rows alternate.
     pub rep: u32,
     /// Name of the model that it is about.
@@ -79,7 +116,8 @@ impl Job {
     #[must_use]
     pub fn new(program: Program, model: &str, args: Vec<String>, inputs: Vec<PathBuf>) -> Job {
         let model = model.to_owned();
-        Job { program, args, inputs, limit_bytes: None, rep: 0, model, feeds: Vec::new() }
+        let (limit_bytes, rep, feeds) = (None, 0, Vec::new());
+        Job { program, args, inputs, limit_bytes, patience: PATIENCE, rep, model, feeds }
     }
 
     /// The point (`x`, field `key` of the last object that the command prints) of `series`.
@@ -119,11 +157,6 @@ impl Job {
     /// The command as a shell takes it, with the programs' plain names.
     #[must_use]
     pub fn command(&self) -> String {
-        let program = match self.program {
-            Program::LsRun => "ls-run",
-            Program::LsPrep => "ls-prep",
-            Program::LlamaBench => "llama-bench",
-        };
         let plain = |arg: &str| {
             !arg.is_empty()
                 && arg.chars().all(|c| c.is_ascii_alphanumeric() || "-_./%+=,:".contains(c))
@@ -131,7 +164,7 @@ impl Job {
         let quoted = self.args.iter().map(|arg| {
             if plain(arg) { arg.clone() } else { format!("'{}'", arg.replace('\'', "'\\''")) }
         });
-        std::iter::once(program.to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+        std::iter::once(self.program.name().to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
     }
 
     /// What the job is known by: program, arguments, inputs, limit and repetition.

@@ -25,7 +25,7 @@ pub use job::{Feed, Job, Program, Reading, Stamps};
 pub use ledger::{Entry, Ledger};
 pub use matrix::{Inputs, Model, jobs};
 pub use page::page;
-pub use panels::{Filled, PANELS, Panel, fill, filled};
+pub use panels::{Absent, Filled, PANELS, Panel, fill, filled};
 pub use runner::{Machine, Programs, run};
 
 use std::fmt::Display;

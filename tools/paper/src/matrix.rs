@@ -45,8 +45,8 @@ pub struct Inputs {
     pub qasper: Option<PathBuf>,
     /// CoQA's conversations.
     pub coqa: Option<PathBuf>,
-    /// Whether llama.cpp is there to be compared with.
-    pub peers: bool,
+    /// Peers that are here.
+    pub peers: Vec<Program>,
     /// Whether there is an NVIDIA GPU.
     pub gpu: bool,
     /// Ids of the panels that are measured; none: all.

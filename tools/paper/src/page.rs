@@ -72,6 +72,10 @@ fn section(html: &mut String, index: usize, filled: &Filled) {
     } else {
         put(html, format_args!("<details><summary>Numbers</summary>{}</details>", table(filled)));
     }
+    for absent in &filled.absent {
+        let (name, why) = (absent.name, words(&absent.why));
+        put(html, format_args!("<p class=\"missing\">{name} is missing: {why}</p>"));
+    }
     put(html, format_args!("<p><small>The paper: {}</small></p>", words(panel.paper)));
     let mut commands: Vec<&str> =
         filled.series.iter().flat_map(|s| &s.points).map(|point| point.command.as_str()).collect();

@@ -154,10 +154,10 @@ pub const PANELS: &[Panel] = &[
         id: "peers",
         title: "Beside Figure 8. Other programs on the same model",
         shape: lines(SHARE, RATE),
-        here: "llama.cpp reads the same weights through the page cache (mmap) in the same cgroup; AirLLM and mistral.rs have no \
-               driver here and are missing.",
+        here: "The same weights in the same cgroup, by turns with ours, with as many threads and as long a prompt: llama.cpp reads \
+               them through the page cache (mmap), AirLLM layer by layer, mistral.rs into memory.",
         paper: "Not reported.",
-        without: "llama.cpp is not here: `make bench-peers` builds it from its source package; --llama-bench and \
+        without: "No other program is here, or no file for it: `make bench-peers` builds and installs what it can; --peers and \
                   --peer-model take what it leaves.",
     },
     Panel {
@@ -285,6 +285,15 @@ pub struct Series {
     pub points: Vec<Point>,
 }
 
+/// A program of others that is not measured, as it is not here.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Absent {
+    /// Its name.
+    pub name: &'static str,
+    /// What was tried.
+    pub why: String,
+}
+
 /// A panel for one model.
 #[derive(Clone, Debug, Serialize)]
 pub struct Filled {
@@ -297,6 +306,9 @@ pub struct Filled {
     pub series: Vec<Series>,
     /// Commands that gave nothing, and what they said.
     pub failed: Vec<(String, String)>,
+    /// Programs that would belong here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub absent: Vec<Absent>,
     /// Why there is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing: Option<&'static str>,
@@ -362,12 +374,13 @@ fn median(values: &[f64]) -> f64 {
 /// All panels of the models that `jobs` are about, with what the ledger has.
 pub fn fill(jobs: &[Job], programs: &Programs, ledger: &Ledger) -> Result<Vec<Filled>> {
     let mut stamps = Stamps::default();
-    filled(jobs, |job| Ok(ledger.get(&job.key(programs, &mut stamps)?)))
+    filled(jobs, &programs.absent(), |job| Ok(ledger.get(&job.key(programs, &mut stamps)?)))
 }
 
 /// All panels of the models that `jobs` are about, with what came of each job; `entry_of` has none of one that has not run.
 pub fn filled<'a>(
     jobs: &[Job],
+    absent: &[Absent],
     mut entry_of: impl FnMut(&Job) -> Result<Option<&'a Entry>>,
 ) -> Result<Vec<Filled>> {
     let mut models: Vec<&str> = Vec::new();
@@ -402,8 +415,9 @@ pub fn filled<'a>(
             let series = gathering.series();
             let why = if pending { PENDING } else { panel.without };
             let missing = series.is_empty().then_some(why);
+            let absent = if panel.id == "peers" { absent.to_vec() } else { Vec::new() };
             let (panel, model) = (*panel, model.to_owned());
-            filled.push(Filled { panel, model, series, failed, missing });
+            filled.push(Filled { panel, model, series, failed, absent, missing });
         }
     }
     Ok(filled)

@@ -3,18 +3,17 @@
 use crate::job::{Job, Program, Stamps};
 use crate::ledger::{Entry, Ledger};
 use crate::limit::Limit;
+use crate::panels::Absent;
 use crate::{PaperError, Result};
 use rustix::fs::Advice;
 use serde::Serialize;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// No command of the matrix takes as long.
-const PATIENCE: Duration = Duration::from_mins(40);
 
 /// What makes the kernel kill a command as soon as we are gone: nobody else ends what a killed run has started, and it
 /// would go on for minutes, beside the next run. A process can ask for this only itself, between fork and exec, where Rust
@@ -26,19 +25,27 @@ const LEASH: [&str; 3] = ["setpriv", "--pdeathsig", "KILL"];
 const START: &str =
     r#"[ "$PPID" = "$1" ] || exit 1; [ -z "$2" ] || echo $$ > "$2" || exit 1; shift 2; exec "$@""#;
 
+/// A program and its hash.
+type Known = (PathBuf, [u8; 32]);
+
 /// The programs, and what they are known by.
 #[derive(Debug)]
 pub struct Programs {
-    ls_run: (PathBuf, [u8; 32]),
-    ls_prep: (PathBuf, [u8; 32]),
-    llama_bench: Option<(PathBuf, [u8; 32])>,
+    ls_run: Known,
+    ls_prep: Known,
+    /// Where each peer is, or why it is not here.
+    peers: Vec<(Program, std::result::Result<Known, String>)>,
     /// Whether [`LEASH`] is there. Without it commands outlive a run that is killed.
     leash: bool,
 }
 
 impl Programs {
-    /// Hashes the programs, and looks for what starts them.
-    pub fn new(ls_run: &Path, ls_prep: &Path, llama_bench: Option<&Path>) -> Result<Programs> {
+    /// Hashes the programs, and looks for what starts them. Of a peer that is not here `peers` says why.
+    pub fn new(
+        ls_run: &Path,
+        ls_prep: &Path,
+        peers: Vec<(Program, std::result::Result<PathBuf, String>)>,
+    ) -> Result<Programs> {
         let known = |path: &Path| {
             let bytes = std::fs::read(path).map_err(|source| PaperError::io(path, source))?;
             Ok((path.to_owned(), *blake3::hash(&bytes).as_bytes()))
@@ -46,7 +53,13 @@ impl Programs {
         Ok(Programs {
             ls_run: known(ls_run)?,
             ls_prep: known(ls_prep)?,
-            llama_bench: llama_bench.map(known).transpose()?,
+            peers: peers
+                .into_iter()
+                .map(|(peer, place)| {
+                    let place = place.map(|path| known(&path));
+                    Ok((peer, place.map_or_else(|why| Ok(Err(why)), |found| found.map(Ok))?))
+                })
+                .collect::<Result<_>>()?,
             leash: Command::new(LEASH[0])
                 .args(&LEASH[1..])
                 .arg("true")
@@ -65,17 +78,26 @@ impl Programs {
         command
     }
 
-    /// Whether llama.cpp is there.
-    #[must_use]
-    pub fn has_llama(&self) -> bool {
-        self.llama_bench.is_some()
+    /// The peers that are here.
+    pub fn peers(&self) -> impl Iterator<Item = Program> {
+        self.peers.iter().filter(|(_, place)| place.is_ok()).map(|(peer, _)| *peer)
     }
 
-    fn of(&self, program: Program) -> Option<&(PathBuf, [u8; 32])> {
+    /// The peers that are not.
+    #[must_use]
+    pub fn absent(&self) -> Vec<Absent> {
+        let absent = |(peer, place): &(Program, std::result::Result<_, String>)| {
+            let why = place.as_ref().err()?.clone();
+            Some(Absent { name: peer.title(), why })
+        };
+        self.peers.iter().filter_map(absent).collect()
+    }
+
+    fn of(&self, program: Program) -> Option<&Known> {
         match program {
             Program::LsRun => Some(&self.ls_run),
             Program::LsPrep => Some(&self.ls_prep),
-            Program::LlamaBench => self.llama_bench.as_ref(),
+            peer => self.peers.iter().find(|(other, _)| *other == peer)?.1.as_ref().ok(),
         }
     }
 
@@ -167,9 +189,9 @@ fn one(job: &Job, key: String, command: String, programs: &Programs) -> Result<E
     let mut child = programs.command(program, limit.as_ref());
     child.args(&job.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = child.spawn().map_err(|source| PaperError::io(program, source))?;
-    let (exit, stdout, stderr) = ended(child, started).map_err(|e| PaperError::io(program, e))?;
-    let last =
-        stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("ended without a word");
+    let ended = ended(child, started, job.patience).map_err(|e| PaperError::io(program, e))?;
+    let (exit, how, stdout, stderr) = ended;
+    let last = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no last words");
     Ok(Entry {
         key,
         command,
@@ -178,12 +200,17 @@ fn one(job: &Job, key: String, command: String, programs: &Programs) -> Result<E
         exit,
         seconds: started.elapsed().as_secs_f64(),
         output: objects(&stdout),
-        error: (exit != Some(0)).then(|| last.trim().to_owned()),
+        error: (exit != Some(0)).then(|| format!("{how}{}", last.trim())),
     })
 }
 
-/// Waits for the child, reading what it prints; kills one that takes too long.
-fn ended(mut child: Child, started: Instant) -> std::io::Result<(Option<i32>, String, String)> {
+/// Waits for the child, reading what it prints; kills one that takes too long. Its exit code, or what ended it before it
+/// could give one; standard output and standard error.
+fn ended(
+    mut child: Child,
+    started: Instant,
+    patience: Duration,
+) -> std::io::Result<(Option<i32>, String, String, String)> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let text = |from: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
@@ -195,17 +222,23 @@ fn ended(mut child: Child, started: Instant) -> std::io::Result<(Option<i32>, St
     };
     let stdout = text(stdout.map(|out| Box::new(out) as Box<dyn Read + Send>));
     let stderr = text(stderr.map(|out| Box::new(out) as Box<dyn Read + Send>));
+    let mut late = String::new();
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > patience {
+            late = format!("ended after {} s: ", patience.as_secs());
             child.kill()?;
         }
         std::thread::sleep(Duration::from_millis(20));
     };
     let read = "a thread that only reads";
-    Ok((status.code(), stdout.join().expect(read), stderr.join().expect(read)))
+    let how = match status.signal() {
+        Some(signal) if late.is_empty() => format!("ended by signal {signal}: "),
+        _ => late,
+    };
+    Ok((status.code(), how, stdout.join().expect(read), stderr.join().expect(read)))
 }
 
 /// The objects in what was printed: one a line, or one array of them.

@@ -1,7 +1,7 @@
 //! The whole way, with a program that only pretends to measure.
 
 use ls_paper::{
-    Inputs, Job, Ledger, Machine, Model, PANELS, Programs, Stamps, fill, jobs, page, run,
+    Inputs, Job, Ledger, Machine, Model, PANELS, Program, Programs, Stamps, fill, jobs, page, run,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ const FAKE: &str = r#"#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
 case "$*" in *oracle*) echo "no room" >&2; exit 6;; esac
 case "$*" in sync*) echo '{"methods": [{"method": "ours, lag 2", "stages": [1, 16], "us": [40, 60]}]}'; exit;; esac
-echo '{"rep": 0, "decode_tok_s": 10.0, "bound_fraction": 0.5, "bytes_read_per_token": 2000000, "perplexity": 20.5}'
+echo '{"rep": 0, "decode_tok_s": 10.0, "bound_fraction": 0.5, "bytes_read_per_token": 2000000, "perplexity": 20.5, "avg_ts": 3.0}'
 "#;
 
 struct Bench {
@@ -45,12 +45,12 @@ fn bench() -> Bench {
         truthfulqa: None,
         qasper: None,
         coqa: None,
-        peers: false,
+        peers: Vec::new(),
         gpu: false,
         panels: Vec::new(),
         quick: true,
     };
-    let programs = Programs::new(&at("fake"), &at("fake"), None).unwrap();
+    let programs = Programs::new(&at("fake"), &at("fake"), Vec::new()).unwrap();
     Bench { folder, inputs, programs }
 }
 
@@ -175,6 +175,65 @@ fn what_does_not_fit_is_an_answer_and_is_told() {
         figure_8.series.is_empty() && figure_8.failed.iter().all(|(_, error)| error == "no room")
     );
     assert_eq!(figure_8.failed.len(), 7, "one for each budget");
+}
+
+#[test]
+fn peers_that_are_here_are_measured_and_others_named() {
+    let mut bench = bench();
+    let fake = bench.path("fake");
+    let why = || Err("`pip install` said <no>".to_owned());
+    let peers = vec![
+        (Program::LlamaBench, Ok(fake.clone())),
+        (Program::AirLlm, why()),
+        (Program::MistralRs, Ok(fake.clone())),
+    ];
+    bench.programs = Programs::new(&fake, &fake, peers).unwrap();
+    bench.inputs.peers = bench.programs.peers().collect();
+    bench.inputs.models[0].peer = Some(bench.path("model.lsb"));
+    let jobs: Vec<Job> = jobs(&bench.inputs)
+        .into_iter()
+        .filter(|job| job.feeds.iter().any(|feed| feed.panel == "peers"))
+        .collect();
+    measure(&bench, &jobs);
+    let filled = fill(&jobs, &bench.programs, &bench.ledger()).unwrap();
+    let panel = filled.iter().find(|panel| panel.panel.id == "peers").unwrap();
+    let rates = |name: &str| {
+        let series = panel.series.iter().find(|series| series.name == name).unwrap();
+        let points = series.points.iter().map(|point| (point.x, point.y, point.repetitions));
+        (points.collect::<Vec<_>>(), series.points[0].command.clone())
+    };
+    let (points, command) = rates("llama.cpp");
+    assert_eq!(points, [(37.5, 3.0, 2), (50.0, 3.0, 2), (75.0, 3.0, 2)]);
+    assert!(command.contains("llama-bench -m ") && command.contains(" -d 64 "), "{command}");
+    let (points, command) = rates("mistral.rs");
+    assert_eq!(points, [(50.0, 10.0, 1)]);
+    assert!(command.contains("text.txt --prompt-tokens 64 -n 16 --threads "), "{command}");
+    assert_eq!(rates("dense").0.len(), 3);
+    let json = serde_json::to_value(panel).unwrap();
+    let absent = serde_json::json!([{"name": "AirLLM", "why": "`pip install` said <no>"}]);
+    assert_eq!(json["absent"], absent);
+    assert!(filled.iter().all(|other| other.panel.id == "peers" || other.absent.is_empty()));
+    let html = page(&filled, &Machine::this(), &[]);
+    assert!(html.contains("AirLLM is missing: <code>pip install</code> said &lt;no&gt;"), "{html}");
+}
+
+#[test]
+fn a_command_that_is_ended_is_told_by_what() {
+    let bench = bench();
+    let job = |script: &str, patience: u64| {
+        let mut job = Job::new(Program::LsRun, "model", vec![script.to_owned()], Vec::new());
+        job.patience = Duration::from_millis(patience);
+        job.point("figure-8", "dense", 1.0, "decode_tok_s")
+    };
+    let script = "#!/bin/sh\ncase \"$1\" in slow) exec sleep 600;; *) echo last >&2; kill -9 $$;; esac\n";
+    fs::write(bench.path("fake"), script).unwrap();
+    let jobs = [job("killed", 600_000), job("slow", 1000)];
+    measure(&bench, &jobs);
+    let filled = fill(&jobs, &bench.programs, &bench.ledger()).unwrap();
+    let figure_8 = filled.iter().find(|panel| panel.panel.id == "figure-8").unwrap();
+    let said: Vec<&str> = figure_8.failed.iter().map(|(_, said)| said.as_str()).collect();
+    assert_eq!(said, ["ended by signal 9: last", "ended after 1 s: no last words"]);
+    assert_eq!(measure(&bench, &jobs[..1]), 1, "it is no answer");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The ledger of `ls-prep paper`, and what programs printed into it, up to the page.
 
 use crate::target::{Run, Scratch, Target};
-use ls_paper::{Inputs, Job, Ledger, Machine, Model, filled, jobs, page};
+use ls_paper::{Inputs, Job, Ledger, Machine, Model, Program, filled, jobs, page};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -50,7 +50,7 @@ fn open(folder: &Path) -> Run {
         file.put(bytes, 0);
         let Ok(ledger) = Ledger::open(&file.path) else { return };
         for entry in ledger.entries().take(MAX_PAGES) {
-            let filled = filled(&jobs, |_| Ok(Some(entry))).expect("no file is read");
+            let filled = filled(&jobs, &[], |_| Ok(Some(entry))).expect("no file is read");
             let machine = Machine {
                 processor: String::new(),
                 cores: 1,
@@ -82,7 +82,7 @@ fn each_panel() -> Vec<Job> {
         truthfulqa: Some(path("truthfulqa.csv")),
         qasper: Some(path("qasper.jsonl")),
         coqa: Some(path("coqa.json")),
-        peers: true,
+        peers: Program::PEERS.to_vec(),
         quick: true,
     };
     let mut seen = BTreeSet::new();

@@ -3,6 +3,7 @@
 use super::{Bench, MIDDLE, SPARSE, requests, row, text};
 use crate::job::{Job, Program, Reading};
 use serde_json::Value;
+use std::time::Duration;
 
 /// The paper's budget for what is compared within a system: a fifth of the weights in memory.
 const FIFTH: [&str; 2] = ["--weight-cache", "20%"];
@@ -62,41 +63,59 @@ impl Bench<'_> {
     }
 
     fn has_peers(&self) -> bool {
-        self.inputs.peers && self.model.peer.is_some()
+        !self.inputs.peers.is_empty() && self.model.peer.is_some()
     }
 
-    /// llama.cpp in the same cgroup.
+    /// Programs of others in the same cgroup, with as many threads and as long a prompt.
     fn peers(&self, jobs: &mut Vec<Job>) {
-        let Some(peer) = self.model.peer.as_ref().filter(|_| self.inputs.peers) else { return };
+        let Some(model) = &self.model.peer else { return };
         let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
         let tokens = self.effort.tokens.min(16).to_string();
+        let prompt = &self.inputs.prompts[0];
         for &percent in self.effort.budgets {
-            let args = [
-                "-m",
-                &text(peer),
-                "-t",
-                &threads,
-                "-p",
-                "0",
-                "-n",
-                &tokens,
-                "-r",
-                "1",
-                "-mmp",
-                "1",
-            ];
-            let args: Vec<String> =
-                args.into_iter().chain(["-o", "json"]).map(str::to_owned).collect();
-            jobs.extend(Self::repeated(self.effort.reps, || {
-                let mut job = Job::new(
-                    Program::LlamaBench,
-                    &self.model.name,
-                    args.clone(),
-                    vec![peer.clone()],
-                );
-                job.limit_bytes = Some(self.memory_bytes(percent));
-                job.point("peers", "llama.cpp, mmap", percent, "avg_ts")
-            }));
+            for &peer in &self.inputs.peers {
+                if self.inputs.quick && peer != Program::LlamaBench && percent != MIDDLE {
+                    continue;
+                }
+                let (model_text, prompt_text) = (text(model), text(prompt));
+                let (args, rate) = match peer {
+                    // It makes up the words of its prompt.
+                    Program::LlamaBench => {
+                        let own =
+                            ["-m", &model_text, "-t", &threads, "-n", &tokens].map(str::to_owned);
+                        let fixed = ["-p", "0", "-d", "64", "-r", "1", "-lm", "mmap", "-o", "json"];
+                        ([&own[..], &fixed.map(str::to_owned)].concat(), "avg_ts")
+                    }
+                    _ => {
+                        let own =
+                            [model_text.as_str(), "--text", &prompt_text, "--prompt-tokens", "64"];
+                        let own = own.map(str::to_owned);
+                        // AirLLM takes seconds for a token of the smallest model.
+                        let tokens = if peer == Program::AirLlm { "4" } else { &tokens };
+                        let counts = ["-n", tokens, "--threads", &threads].map(str::to_owned);
+                        ([&own[..], &counts].concat(), "decode_tok_s")
+                    }
+                };
+                jobs.extend(Self::repeated(self.peer_reps(peer), || {
+                    let inputs = vec![model.clone(), prompt.clone()];
+                    let mut job = Job::new(peer, &self.model.name, args.clone(), inputs);
+                    job.limit_bytes = Some(self.memory_bytes(percent));
+                    if peer != Program::LlamaBench {
+                        // What does not fit is not always refused: it may read the same pages again and again.
+                        job.patience = Duration::from_mins(if self.inputs.quick { 2 } else { 10 });
+                    }
+                    job.point("peers", peer.title(), percent, rate)
+                }));
+            }
+        }
+    }
+
+    /// Those that are no benchmarks take long to start.
+    fn peer_reps(&self, peer: Program) -> u32 {
+        match peer {
+            Program::LlamaBench => self.effort.reps,
+            _ if self.inputs.quick => 1,
+            _ => self.effort.reps.min(3),
         }
     }
 

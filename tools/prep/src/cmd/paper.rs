@@ -3,7 +3,7 @@
 use super::print;
 use indicatif::{ProgressBar, ProgressStyle};
 use ls_bundle::files;
-use ls_paper::{Inputs, Ledger, Machine, Model, PaperError, Programs};
+use ls_paper::{Inputs, Ledger, Machine, Model, PaperError, Program, Programs};
 use ls_prep::error::{PrepError, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,10 @@ pub(crate) struct PaperArgs {
     /// CoQA's development set
     #[arg(long, value_name = "FILE")]
     coqa: Option<PathBuf>,
-    /// llama.cpp's llama-bench, to compare with; `make bench-peers` builds it
+    /// Folder that `make bench-peers` leaves: programs to compare with, and why others are missing
+    #[arg(long, value_name = "DIR")]
+    peers: Option<PathBuf>,
+    /// llama.cpp's llama-bench, if it is elsewhere
     #[arg(long, value_name = "FILE")]
     llama_bench: Option<PathBuf>,
     /// The runtime [default: ls-run beside this program]
@@ -100,7 +103,7 @@ pub(crate) fn run(args: &PaperArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out).map_err(io(&args.out))?;
     let own = std::env::current_exe().map_err(io(Path::new("this program")))?;
     let ls_run = args.ls_run.clone().unwrap_or_else(|| own.with_file_name("ls-run"));
-    let programs = Programs::new(&ls_run, &own, args.llama_bench.as_deref()).map_err(paper)?;
+    let programs = Programs::new(&ls_run, &own, peers(args)).map_err(paper)?;
     let inputs = inputs(args, &programs)?;
     let jobs = ls_paper::jobs(&inputs);
     let mut ledger = Ledger::open(&args.out.join("results.jsonl")).map_err(paper)?;
@@ -187,11 +190,31 @@ fn inputs(args: &PaperArgs, programs: &Programs) -> Result<Inputs> {
         truthfulqa: args.truthfulqa.clone(),
         qasper: args.qasper.clone(),
         coqa: args.coqa.clone(),
-        peers: programs.has_llama(),
+        peers: programs.peers().collect(),
         gpu: GPUS.iter().any(|path| Path::new(path).exists()),
         panels: args.panels.clone(),
         quick: args.quick,
     })
+}
+
+/// Where each program of others is, or why it is not here.
+fn peers(args: &PaperArgs) -> Vec<(Program, std::result::Result<PathBuf, String>)> {
+    let place = |peer: Program| {
+        if let (Program::LlamaBench, Some(file)) = (peer, &args.llama_bench) {
+            return Ok(file.clone());
+        }
+        let Some(folder) = &args.peers else {
+            return Err("not looked for; `make bench-peers` installs what it can".to_owned());
+        };
+        let file = folder.join(peer.name());
+        if file.is_file() {
+            return Ok(file);
+        }
+        let why = std::fs::read_to_string(folder.join(format!("{}.missing", peer.name())));
+        let none = || format!("there is no {}", file.display());
+        Err(why.ok().map_or_else(none, |why| why.trim().to_owned()))
+    };
+    Program::PEERS.map(|peer| (peer, place(peer))).into()
 }
 
 /// Parts of the texts, evenly from all of them, as files: what a row decodes shall not change when texts grow.
