@@ -212,3 +212,15 @@ impl Stamps {
         Ok(stamp)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_takes_the_command() {
+        let args = ["bench", "my model.lsb", "it's", "", "--sparsity", "80%"];
+        let job = Job::new(Program::LsRun, "model", args.map(str::to_owned).into(), Vec::new());
+        assert_eq!(job.command(), r"ls-run bench 'my model.lsb' 'it'\''s' '' --sparsity 80%");
+    }
+}

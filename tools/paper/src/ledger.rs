@@ -124,3 +124,58 @@ impl Ledger {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn entry(key: &str, exit: Option<i32>) -> Entry {
+        let first = json!({"rate": 1.0});
+        let last = json!({"rate": 2.0, "device": {"power_w": 5}, "by_layer": [1, 2.5, null]});
+        Entry {
+            key: key.into(),
+            command: "ls-run".into(),
+            limit_bytes: None,
+            rep: 0,
+            exit,
+            seconds: 0.5,
+            output: vec![first, last],
+            error: None,
+        }
+    }
+
+    #[test]
+    fn figures_are_those_of_the_last_object() {
+        let entry = entry("a", Some(0));
+        assert_eq!((entry.number("rate"), entry.number("device.power_w")), (Some(2.0), Some(5.0)));
+        assert_eq!((entry.number("device"), entry.number("rate.power_w")), (None, None));
+        assert_eq!((entry.numbers("by_layer"), entry.numbers("rate")), (vec![1.0, 2.5], vec![]));
+    }
+
+    #[test]
+    fn what_does_not_fit_or_is_not_there_is_an_answer_and_a_crash_is_none() {
+        let codes = [Some(0), Some(5), Some(6), Some(1), Some(2), Some(3), Some(4), Some(7), None];
+        let answers = codes.map(|exit| entry("a", exit).is_answer());
+        assert_eq!(answers, [true, true, true, false, false, false, false, false, false]);
+    }
+
+    #[test]
+    fn a_torn_line_is_cut_off_and_the_last_of_a_key_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.jsonl");
+        let mut ledger = Ledger::open(&path).unwrap();
+        ledger.add(entry("a", None)).unwrap();
+        ledger.add(entry("b", Some(0))).unwrap();
+        ledger.add(entry("a", Some(6))).unwrap();
+        drop(ledger);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&whole[..], b"{\"key\": \"c"].concat()).unwrap();
+        let mut ledger = Ledger::open(&path).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+        assert_eq!((ledger.get("a").unwrap().exit, ledger.get("c")), (Some(6), None));
+        ledger.add(entry("c", Some(0))).unwrap();
+        let ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.entries().map(|entry| entry.key.as_str()).collect::<String>(), "abc");
+    }
+}

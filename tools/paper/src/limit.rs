@@ -84,7 +84,10 @@ mod tests {
         let others = [living.as_str(), "leanstream-paper", "user.slice"];
         // No process has a number as high.
         let dead = format!("{PREFIX}4294967290");
-        others.iter().chain(&[dead.as_str()]).for_each(|name| std::fs::create_dir(at(name)).unwrap());
+        others
+            .iter()
+            .chain(&[dead.as_str()])
+            .for_each(|name| std::fs::create_dir(at(name)).unwrap());
         sweep(folder.path());
         assert!(!at(&dead).exists() && others.iter().all(|name| at(name).exists()));
     }

@@ -210,3 +210,41 @@ fn row(series: &str, cells: &[(&str, Option<f64>)]) -> Vec<Reading> {
     };
     cells.iter().enumerate().filter_map(cell).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn entry(output: serde_json::Value) -> Entry {
+        Entry {
+            key: String::new(),
+            command: String::new(),
+            limit_bytes: None,
+            rep: 0,
+            exit: Some(0),
+            seconds: 1.0,
+            output: vec![output],
+            error: None,
+        }
+    }
+
+    #[test]
+    fn requests_are_shared_out_by_where_they_found_their_block() {
+        let found = entry(json!({
+            "demand_hits": 5, "prefetch_hits": 3, "misses": 2, "demand_hits_by_layer": [4, 1],
+            "prefetch_hits_by_layer": [3, 0], "misses_by_layer": [1, 1],
+        }));
+        let shares = ["kept", "ahead", "missed"].map(|what| requests(&found, what));
+        assert_eq!(shares, [Some(50.0), Some(30.0), Some(20.0)]);
+        assert_eq!(misses_by_layer(&found), [12.5, 50.0]);
+        assert_eq!(requests(&entry(json!({})), "missed"), None);
+    }
+
+    #[test]
+    fn a_row_leaves_out_what_was_not_measured_but_not_its_place() {
+        let cells = row("lut", &[("a", Some(1.0)), ("b", None), ("c", Some(3.0))]);
+        let found: Vec<_> = cells.iter().map(|cell| (cell.x, cell.tick.as_str(), cell.y)).collect();
+        assert_eq!(found, [(0.0, "a", 1.0), (2.0, "c", 3.0)]);
+    }
+}

@@ -1,8 +1,9 @@
 //! The report: one file of HTML that needs nothing else.
 
-use crate::panels::{Filled, Shape};
+use crate::panels::{Filled, Point, Shape};
 use crate::plot::{short, svg};
 use crate::runner::Machine;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 const STYLE: &str = "\
@@ -94,42 +95,34 @@ fn section(html: &mut String, index: usize, filled: &Filled) {
     *html += "</section>\n";
 }
 
-/// Rows are series, columns the places that any of them has.
+/// Rows are series, columns the places that any of them has; both found by the bits of x, as none is negative.
 fn table(filled: &Filled) -> String {
-    let mut columns: Vec<(f64, &str)> = Vec::new();
+    let mut columns: BTreeMap<u64, &Point> = BTreeMap::new();
     for point in filled.series.iter().flat_map(|series| &series.points) {
-        if !columns.iter().any(|(x, _)| *x == point.x) {
-            columns.push((point.x, &point.tick));
-        }
+        columns.entry(point.x.to_bits()).or_insert(point);
     }
-    columns.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut html = String::from("<table><tr><th></th>");
-    for (x, tick) in &columns {
+    for Point { x, tick, .. } in columns.values() {
         let head = if tick.is_empty() { short(*x) } else { escaped(tick) };
         put(&mut html, format_args!("<th>{head}</th>"));
     }
     html += "</tr>";
     for series in &filled.series {
         put(&mut html, format_args!("<tr><td>{}</td>", escaped(&series.name)));
-        for (x, _) in &columns {
-            let cell =
-                series.points.iter().find(|point| point.x == *x).map_or(String::new(), |point| {
-                    if point.repetitions > 1 {
-                        format!(
-                            "{} <small>({} to {})</small>",
-                            short(point.y),
-                            short(point.low),
-                            short(point.high)
-                        )
-                    } else {
-                        short(point.y)
-                    }
-                });
+        let points: BTreeMap<u64, &Point> =
+            series.points.iter().map(|point| (point.x.to_bits(), point)).collect();
+        for x in columns.keys() {
+            let cell = points.get(x).map_or(String::new(), |point| cell(point));
             put(&mut html, format_args!("<td>{cell}</td>"));
         }
         html += "</tr>";
     }
     html + "</table>"
+}
+
+fn cell(point: &Point) -> String {
+    let [y, low, high] = [point.y, point.low, point.high].map(short);
+    if point.repetitions > 1 { format!("{y} <small>({low} to {high})</small>") } else { y }
 }
 
 fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
@@ -147,4 +140,34 @@ fn words(text: &str) -> String {
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::panels::{Panel, Series};
+
+    #[test]
+    fn cells_have_medians_with_their_spread_below_the_place_of_each() {
+        let point = |x, y, repetitions| {
+            let (tick, command) = (format!("<{x}>"), String::new());
+            Point { x, tick, y, low: y - 1.0, high: y + 1.0, repetitions, command }
+        };
+        let series = |name: &str, points| Series { name: name.into(), points };
+        let filled = Filled {
+            panel: *Panel::named("table-4").unwrap(),
+            model: "model".into(),
+            series: vec![
+                series("LRU", vec![point(2.0, 20.0, 3)]),
+                series("LFU", vec![point(1.0, 10.0, 1), point(2.0, 30.0, 1)]),
+            ],
+            failed: Vec::new(),
+            absent: Vec::new(),
+            missing: None,
+        };
+        let wanted = "<table><tr><th></th><th>&lt;1&gt;</th><th>&lt;2&gt;</th></tr>\
+                      <tr><td>LRU</td><td></td><td>20 <small>(19 to 21)</small></td></tr>\
+                      <tr><td>LFU</td><td>10</td><td>30</td></tr></table>";
+        assert_eq!(table(&filled), wanted);
+    }
 }

@@ -426,12 +426,64 @@ pub fn filled<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::Program;
 
     #[test]
     fn medians() {
         assert_eq!(median(&[1.0]), 1.0);
         assert_eq!(median(&[1.0, 2.0]), 1.5);
         assert_eq!(median(&[1.0, 2.0, 10.0]), 2.0);
+    }
+
+    #[test]
+    fn repetitions_become_a_median_and_its_spread_in_the_order_of_x() {
+        let mut gathering = Gathering::default();
+        let readings =
+            [(50.0, 3.0), (9.0, 5.0), (50.0, 1.0), (100.0, 4.0), (50.0, 1.5), (50.0, 9.0)];
+        for (x, y) in readings {
+            let (series, tick) = ("dense".to_owned(), format!("at {x}"));
+            gathering.add(Reading { series, x, tick, y }, &format!("gave {y}"));
+        }
+        let other = Reading { series: "a".into(), x: 1.0, tick: String::new(), y: 2.0 };
+        gathering.add(other, "other");
+        let series = gathering.series();
+        let names: Vec<&str> = series.iter().map(|series| series.name.as_str()).collect();
+        assert_eq!(names, ["dense", "a"], "in the order of the matrix");
+        let xs: Vec<f64> = series[0].points.iter().map(|point| point.x).collect();
+        assert_eq!(xs, [9.0, 50.0, 100.0]);
+        let wanted = Point {
+            x: 50.0,
+            tick: "at 50".into(),
+            y: 2.25,
+            low: 1.0,
+            high: 9.0,
+            repetitions: 4,
+            command: "gave 9".into(),
+        };
+        assert_eq!(series[0].points[1], wanted);
+    }
+
+    #[test]
+    fn what_is_no_number_is_no_point() {
+        let values = [1.0, f64::INFINITY, f64::NAN, -f64::INFINITY];
+        let jobs = values.map(|y| {
+            let job = Job::new(Program::LsRun, "model", Vec::new(), Vec::new());
+            job.cell("figure-8", "dense", (50.0, ""), move |_| Some(y))
+        });
+        let entry = Entry {
+            key: String::new(),
+            command: String::new(),
+            limit_bytes: None,
+            rep: 0,
+            exit: Some(0),
+            seconds: 1.0,
+            output: Vec::new(),
+            error: None,
+        };
+        let all = filled(&jobs, &[], |_| Ok(Some(&entry))).unwrap();
+        let figure_8 = all.iter().find(|filled| filled.panel.id == "figure-8").unwrap();
+        let point = &figure_8.series[0].points[0];
+        assert_eq!((point.y, point.low, point.high, point.repetitions), (1.0, 1.0, 1.0, 1));
     }
 
     #[test]

@@ -18,14 +18,18 @@ const COLOURS: [RGBColor; 8] = [
 ];
 /// Above this ratio of the largest to the smallest value the axis is logarithmic.
 const WIDE: f64 = 12.0;
+/// More than anyone can tell apart.
+const MAX_POINTS: usize = 4096;
 /// No measurement is as large, or as small as its inverse; axes as long would take all time.
 const FAR: f64 = 1e12;
 
-/// The plot; None if the panel is a table, empty, or has numbers that nothing measures.
+/// The plot; None if the panel is a table, empty, or has more points or larger numbers than measurements have.
 pub(crate) fn svg(filled: &Filled) -> Option<String> {
     let Shape::Lines { x, y } = filled.panel.shape else { return None };
     let points = || filled.series.iter().flat_map(|series| &series.points);
-    points().next()?;
+    if !(1..=MAX_POINTS).contains(&points().count()) {
+        return None;
+    }
     let range = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
     };

@@ -104,6 +104,8 @@ fn work_goes_on_where_it_was_and_is_told_whole() {
         (37.5, 10.0, 10.0, 10.0, 2)
     );
     assert!(point.command.starts_with("ls-run bench "), "{}", point.command);
+    // So many percent of 100 MiB.
+    assert!(point.command.contains(" --memory 39321600 "), "{}", point.command);
     let empty = filled.iter().find(|panel| panel.panel.id == "table-3").unwrap();
     assert!(empty.missing.unwrap().contains("GPU"));
 
@@ -112,6 +114,7 @@ fn work_goes_on_where_it_was_and_is_told_whole() {
         html.contains("A <code>bit</code> of &lt;note&gt;.")
             && html.contains("<svg")
             && html.contains("Figure 8.")
+            && html.contains("10 <small>(10 to 10)</small>")
     );
     assert!(!html.contains("http://") || html.contains("xmlns=\"http://www.w3.org/2000/svg\""));
 }
@@ -143,6 +146,51 @@ fn another_input_is_another_job() {
     assert_eq!(before, key(&jobs(&bench.inputs)));
     fs::write(bench.path("model.lsb"), "another!").unwrap();
     assert_ne!(before, key(&jobs(&bench.inputs)));
+}
+
+#[test]
+fn whatever_differs_is_another_job() {
+    let bench = bench();
+    let key = |change: &dyn Fn(&mut Job)| {
+        let args = ["ab", "c"].map(str::to_owned).to_vec();
+        let mut job = Job::new(Program::LsRun, "model", args, vec![bench.path("text.txt")]);
+        change(&mut job);
+        job.key(&bench.programs, &mut Stamps::default()).unwrap()
+    };
+    let changes: [&dyn Fn(&mut Job); 7] = [
+        &|_| (),
+        &|job| job.rep = 1,
+        &|job| job.limit_bytes = Some(1),
+        &|job| job.args = ["a", "bc"].map(str::to_owned).to_vec(),
+        &|job| job.args = vec!["ab".into()],
+        &|job| job.inputs = vec![bench.path("model.lsb")],
+        &|job| job.inputs.clear(),
+    ];
+    let keys: std::collections::BTreeSet<String> =
+        changes.iter().map(|change| key(*change)).collect();
+    assert_eq!(keys.len(), changes.len());
+    let before = key(&|_| ());
+    fs::write(bench.path("fake"), "#!/bin/sh\n").unwrap();
+    let other = Programs::new(&bench.path("fake"), &bench.path("fake"), Vec::new()).unwrap();
+    let job = Job::new(
+        Program::LsRun,
+        "model",
+        vec!["ab".into(), "c".into()],
+        vec![bench.path("text.txt")],
+    );
+    assert_ne!(job.key(&other, &mut Stamps::default()).unwrap(), before, "another program");
+}
+
+#[test]
+fn rows_take_turns() {
+    let bench = bench();
+    measure(&bench, &jobs(&bench.inputs));
+    let calls = fs::read_to_string(bench.path("calls")).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    let again: Vec<bool> = calls.lines().map(|call| !seen.insert(call)).collect();
+    let first = again.iter().position(|&again| again).expect("there are two repetitions");
+    assert!(again[first..].iter().all(|&again| again), "a second repetition came before a first");
+    assert!(first > again.len() / 2, "{first} of {}", again.len());
 }
 
 #[test]
@@ -225,7 +273,8 @@ fn a_command_that_is_ended_is_told_by_what() {
         job.patience = Duration::from_millis(patience);
         job.point("figure-8", "dense", 1.0, "decode_tok_s")
     };
-    let script = "#!/bin/sh\ncase \"$1\" in slow) exec sleep 600;; *) echo last >&2; kill -9 $$;; esac\n";
+    let script =
+        "#!/bin/sh\ncase \"$1\" in slow) exec sleep 600;; *) echo last >&2; kill -9 $$;; esac\n";
     fs::write(bench.path("fake"), script).unwrap();
     let jobs = [job("killed", 600_000), job("slow", 1000)];
     measure(&bench, &jobs);

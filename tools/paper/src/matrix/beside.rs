@@ -132,3 +132,30 @@ fn table_1(entry: &Entry, name: &str) -> Vec<Reading> {
     ];
     row(name, &cells)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn table_1_by_hand() {
+        // Two layers, ten tokens a second, ten tokens: a second, of which 0.2 went into 40 predictions.
+        let output = json!({
+            "misses_by_layer": [1, 1], "decode_tokens": 10, "decode_tok_s": 10.0, "predicting_s": 0.2, "predictions": 40,
+        });
+        let entry = Entry {
+            key: String::new(),
+            command: String::new(),
+            limit_bytes: None,
+            rep: 0,
+            exit: Some(0),
+            seconds: 1.0,
+            output: vec![output],
+            error: None,
+        };
+        let found = table_1(&entry, "hashing");
+        let found: Vec<f64> = found.iter().map(|reading| reading.y.round()).collect();
+        assert_eq!(found, [40_000.0, 5_000.0, 2.0]);
+    }
+}

@@ -180,3 +180,47 @@ fn figure_12(entry: &Entry) -> Vec<Reading> {
     }
     readings
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn found(read: fn(&Entry) -> Vec<Reading>, output: Value) -> Vec<(String, f64, f64)> {
+        let entry = Entry {
+            key: String::new(),
+            command: String::new(),
+            limit_bytes: None,
+            rep: 0,
+            exit: Some(0),
+            seconds: 1.0,
+            output: vec![output],
+            error: None,
+        };
+        read(&entry).into_iter().map(|reading| (reading.series, reading.x, reading.y)).collect()
+    }
+
+    #[test]
+    fn figure_12_is_means_over_layers() {
+        let layer = |stages: &[f64]| -> Vec<Value> {
+            stages.iter().map(|imp20| json!({"imp20": imp20})).collect()
+        };
+        let layers = json!({"refinement": [
+            null,
+            {"priority": layer(&[0.25, 0.75]), "file": layer(&[0.5])},
+            {"priority": layer(&[0.75]), "file": []},
+        ]});
+        let wanted =
+            [("by priority", 0.0, 50.0), ("by priority", 1.0, 75.0), ("in file order", 0.0, 50.0)];
+        assert_eq!(found(figure_12, layers), wanted.map(|(name, x, y)| (name.to_owned(), x, y)));
+    }
+
+    #[test]
+    fn the_guards_perplexities_are_over_dense() {
+        let guard_of = json!({"guard": [{"dense_perplexity": 20.0, "choices": [
+            {"tolerance": 0.05, "share": 0.25, "base_share": 0.125, "perplexity": 21.0},
+        ]}]});
+        let wanted = [(0.0, 25.0), (1.0, 12.5), (2.0, 1.05)];
+        assert_eq!(found(guard, guard_of), wanted.map(|(x, y)| ("5 %".to_owned(), x, y)));
+    }
+}
