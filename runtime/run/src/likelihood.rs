@@ -45,6 +45,9 @@ mod tests {
         let wanted = 0.5 * 2f64.ln() - 0.25 * 2f64.ln();
         assert!((divergence(&p, &q) - wanted).abs() < 1e-4, "{}", divergence(&p, &q));
         assert_eq!(divergence(&q, &q), 0.0);
+        // From 1/2, 1/4, 1/4 to thirds, which is not the way back.
+        let wanted = 0.5 * (1.5f64).ln() + 0.5 * (0.75f64).ln();
+        assert!((divergence(&p, &[7.0; 3]) - wanted).abs() < 1e-4, "{wanted}");
         assert_eq!((top(&p), top(&q), top(&[1.0, 1.0])), (0, 2, 0));
     }
 }

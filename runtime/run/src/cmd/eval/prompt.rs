@@ -187,17 +187,25 @@ mod tests {
     fn a_conversation_stands_between_text_and_question() {
         let item = Item {
             context: Some("A red boat.".into()),
-            history: vec![("What?".into(), "A boat.".into())],
+            history: vec![("What?".into(), "A boat.".into()), ("Whose?".into(), "Ann's.".into())],
             question: "Its colour?".into(),
             ..Item::default()
         };
         let text = plain(Style::Plain, &item);
-        assert_eq!(text, "A red boat.\n\nQ: What?\nA: A boat.\n\nQ: Its colour?\nA:");
+        let history = "Q: What?\nA: A boat.\n\nQ: Whose?\nA: Ann's.\n\n";
+        assert_eq!(text, format!("A red boat.\n\n{history}Q: Its colour?\nA:"));
         let said: Vec<String> = messages(Style::Plain, &item)
             .into_iter()
             .map(|m| format!("{}|{}", m.role, m.content))
             .collect();
-        assert_eq!(said, ["user|A red boat.\n\nWhat?", "assistant|A boat.", "user|Its colour?"]);
+        let wanted = [
+            "user|A red boat.\n\nWhat?",
+            "assistant|A boat.",
+            "user|Whose?",
+            "assistant|Ann's.",
+            "user|Its colour?",
+        ];
+        assert_eq!(said, wanted);
         let primed = plain(Style::Primer, &Item { question: "Why?".into(), ..Item::default() });
         assert!(primed.ends_with("a stanza.\n\nQ: Why?\nA:"), "{primed}");
         assert!(plain(Style::Story, &item).starts_with(STORY));

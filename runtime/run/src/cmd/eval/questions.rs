@@ -295,7 +295,8 @@ impl Asking<'_> {
         }
         record["prediction"] = prediction.into();
         record["rule"] = format!("{:?}", self.task.rule).into();
-        let scores = self.texts(prediction, &correct, &item.incorrect);
+        let scores =
+            text_scores(&self.scorer, self.task.rule, prediction, &correct, &item.incorrect);
         extend(&mut record["scores"], scores);
         extend(
             &mut record["sums"],
@@ -307,28 +308,6 @@ impl Asking<'_> {
             }),
         );
         Ok(())
-    }
-
-    /// Scores of a text. Where there are incorrect answers a text is as good as it is nearer to the correct ones.
-    fn texts(&self, text: &str, correct: &[String], incorrect: &[String]) -> Value {
-        let rule = self.task.rule;
-        let f1 = self.scorer.f1(text, correct, rule);
-        if incorrect.is_empty() {
-            return json!({"f1": f1, "exact_match": self.scorer.exact(text, correct, rule)});
-        }
-        let bleu = self.scorer.bleu(text, correct);
-        let (f1_incorrect, bleu_incorrect) =
-            (self.scorer.f1(text, incorrect, rule), self.scorer.bleu(text, incorrect));
-        json!({
-            "f1": f1,
-            "f1_incorrect": f1_incorrect,
-            "f1_difference": f1 - f1_incorrect,
-            "f1_accuracy": u8::from(f1 > f1_incorrect),
-            "bleu": bleu,
-            "bleu_incorrect": bleu_incorrect,
-            "bleu_difference": bleu - bleu_incorrect,
-            "bleu_accuracy": u8::from(bleu > bleu_incorrect),
-        })
     }
 
     /// Likelihoods of the given answers.
@@ -373,6 +352,33 @@ impl Asking<'_> {
         record["sums"]["truncated_items"] = cut_before.max(u64::from(is_cut)).into();
         Ok(())
     }
+}
+
+/// Scores of a text. Where there are incorrect answers a text is as good as it is nearer to the correct ones.
+fn text_scores(
+    scorer: &Scorer,
+    rule: Rule,
+    text: &str,
+    correct: &[String],
+    incorrect: &[String],
+) -> Value {
+    let f1 = scorer.f1(text, correct, rule);
+    if incorrect.is_empty() {
+        return json!({"f1": f1, "exact_match": scorer.exact(text, correct, rule)});
+    }
+    let bleu = scorer.bleu(text, correct);
+    let (f1_incorrect, bleu_incorrect) =
+        (scorer.f1(text, incorrect, rule), scorer.bleu(text, incorrect));
+    json!({
+        "f1": f1,
+        "f1_incorrect": f1_incorrect,
+        "f1_difference": f1 - f1_incorrect,
+        "f1_accuracy": u8::from(f1 > f1_incorrect),
+        "bleu": bleu,
+        "bleu_incorrect": bleu_incorrect,
+        "bleu_difference": bleu - bleu_incorrect,
+        "bleu_accuracy": u8::from(bleu > bleu_incorrect),
+    })
 }
 
 /// What a likelihood's choice is called wherever it is shown.
@@ -444,7 +450,29 @@ fn report(
 
 #[cfg(test)]
 mod tests {
-    use super::is_chosen;
+    use super::*;
+
+    #[test]
+    fn a_text_is_as_good_as_it_is_nearer_to_what_is_correct() {
+        let list = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+        let (correct, incorrect) = (list(&["w x y z", "a b c d"]), list(&["b c d e", "no"]));
+        let of = |text: &str| text_scores(&Scorer::new(), Rule::Best, text, &correct, &incorrect);
+        let near = of("b c d");
+        // All of it is in "b c d" of "a b c d" without its article, three of four in the other.
+        let wanted = json!({"f1": 1.0, "f1_incorrect": 6.0 / 7.0, "f1_difference": 1.0 - 6.0 / 7.0, "f1_accuracy": 1});
+        wanted.as_object().unwrap().iter().for_each(|(name, value)| {
+            assert_eq!(near[name], *value, "{name}");
+        });
+        assert_eq!((near["bleu"].as_f64(), &near["bleu_accuracy"]), (Some(0.0), &json!(0)));
+        let same = of("b c d e");
+        assert_eq!((&same["bleu_incorrect"], &same["bleu_accuracy"]), (&json!(1.0), &json!(0)));
+        let difference = same["bleu"].as_f64().unwrap() - 1.0;
+        assert_eq!(same["bleu_difference"].as_f64(), Some(difference));
+        assert!(difference > -1.0 && same["f1_difference"].as_f64().unwrap() < 0.0, "{same}");
+        assert_eq!(of("neither")["f1_accuracy"], 0, "as near is not nearer");
+        let plain = text_scores(&Scorer::new(), Rule::Best, "W x, y z", &correct, &[]);
+        assert_eq!(plain, json!({"f1": 1.0, "exact_match": 1.0}));
+    }
 
     #[test]
     fn a_limit_takes_items_from_all_over_the_file() {

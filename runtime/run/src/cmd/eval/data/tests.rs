@@ -142,6 +142,24 @@ fn coqas_turns_come_with_the_conversation_so_far() {
 }
 
 #[test]
+fn a_conversation_is_told_in_its_order() {
+    let turns = |texts: &[&str]| {
+        let turn = |(index, text): (usize, &&str)| {
+            format!("{{\"input_text\": \"{text}\", \"turn_id\": {}}}", index + 1)
+        };
+        texts.iter().enumerate().map(turn).collect::<Vec<_>>().join(",")
+    };
+    let (questions, answers) = (turns(&["a?", "b?", "c?"]), turns(&["a", "b", "c"]));
+    let story = format!(
+        "{{\"data\": [{{\"story\": \"s\", \"questions\": [{questions}], \"answers\": [{answers}]}}]}}"
+    );
+    let (items, _) = read(Format::Coqa, story.as_bytes()).unwrap();
+    let asked: Vec<&str> = items.iter().map(|item| item.question.as_str()).collect();
+    assert_eq!(asked, ["a?", "b?", "c?"]);
+    assert_eq!(items[2].history, [("a?".into(), "a".into()), ("b?".into(), "b".into())]);
+}
+
+#[test]
 fn hostile_documents_are_refused() {
     let (exit, said) =
         refused(Format::Coqa, STORIES.replacen("\"turn_id\": 2", "\"turn_id\": 3", 1).as_bytes());
@@ -149,7 +167,9 @@ fn hostile_documents_are_refused() {
     let turns = |count| vec!["{\"input_text\": \"a\", \"turn_id\": 1}"; count].join(",");
     let story = |count| {
         let turns = turns(count);
-        format!("{{\"data\": [{{\"story\": \"\", \"questions\": [{turns}], \"answers\": [{turns}]}}]}}")
+        format!(
+            "{{\"data\": [{{\"story\": \"\", \"questions\": [{turns}], \"answers\": [{turns}]}}]}}"
+        )
     };
     assert_eq!(read(Format::Coqa, story(1000).as_bytes()).unwrap().0.len(), 1000);
     let (exit, said) = refused(Format::Coqa, story(1001).as_bytes());

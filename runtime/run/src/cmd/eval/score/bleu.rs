@@ -104,6 +104,9 @@ mod tests {
         near("the cat lay down now", "the cat sat down now", product.powf(0.25));
         // All n-grams match, four tokens of eight.
         near("a b c d", "a b c d e f g h", (-1.0f64).exp());
+        // One of four, smoothed 1/2 of 3, 1/4 of 2, 1/8 of 1: what the reference has once counts once.
+        let product: f64 = (1.0 / 4.0) * (1.0 / 6.0) * (1.0 / 8.0) * (1.0 / 8.0);
+        near("a a a a", "a b c d", product.powf(0.25));
         near("a b c", "a b c", 0.0);
         near("w x y z", "a b c d", 0.0);
         near("", "a b c d", 0.0);

@@ -147,6 +147,15 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_that_fits_best_counts() {
+        let scorer = Scorer::new();
+        let references = list(&["w x y z", "a b c d", "a b"]);
+        assert_eq!(scorer.bleu("a b c d", &references), 1.0);
+        assert_eq!(scorer.exact("The red, boat", &list(&["boat", "red boat"]), Rule::Best), 1.0);
+        assert_eq!(scorer.exact("red boats", &list(&["boat", "red boat"]), Rule::Best), 0.0);
+    }
+
+    #[test]
     fn each_reference_is_left_out_once() {
         let scorer = Scorer::new();
         let references = list(&["red", "red boat", "sea"]);
