@@ -23,7 +23,7 @@ const MAX_POINTS: usize = 4096;
 /// No measurement is as large, or as small as its inverse; axes as long would take all time.
 const FAR: f64 = 1e12;
 
-/// The plot; None if the panel is a table, empty, or has more points or larger numbers than measurements have.
+/// The plot; None if the panel is a table, empty, or has more points or other numbers than measurements have.
 pub(crate) fn svg(filled: &Filled) -> Option<String> {
     let Shape::Lines { x, y } = filled.panel.shape else { return None };
     let points = || filled.series.iter().flat_map(|series| &series.points);
@@ -36,7 +36,8 @@ pub(crate) fn svg(filled: &Filled) -> Option<String> {
     let (left, right) = range(&mut points().map(|point| point.x));
     let (low, _) = range(&mut points().map(|point| point.low));
     let (_, high) = range(&mut points().map(|point| point.high));
-    if [left, right, low, high].iter().any(|end| end.abs() > FAR) {
+    // A point far outside the axes would be at a pixel that is none.
+    if left < 0.0 || low < 0.0 || right > FAR || high > FAR {
         return None;
     }
     let pad = ((right - left) * 0.03).max(0.5);
@@ -131,6 +132,32 @@ pub(crate) fn short(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::panels::{Panel, Point};
+
+    #[test]
+    fn what_no_measurement_gives_is_not_drawn() {
+        let drawn = |ys: &[f64]| {
+            let point = |(x, &y): (usize, &f64)| {
+                let (x, tick, command) = (x as f64, String::new(), String::new());
+                Point { x, tick, y, low: y, high: y, repetitions: 1, command }
+            };
+            let points = ys.iter().enumerate().map(point).collect();
+            let filled = Filled {
+                panel: *Panel::named("figure-8").unwrap(),
+                model: "model".into(),
+                series: vec![Series { name: "dense".into(), points }],
+                failed: Vec::new(),
+                absent: Vec::new(),
+                missing: None,
+            };
+            svg(&filled).is_some()
+        };
+        assert!(drawn(&[1.0]) && drawn(&[0.0, 3.0]) && drawn(&[0.01, 3.0]) && drawn(&[0.0]));
+        assert!(drawn(&[1e-9, 1e12]) && drawn(&[5e-324, 1.0]) && drawn(&[5e-324]));
+        for ys in [&[][..], &[1.0, -1e12], &[1e13], &[f64::MAX, 1.0], &vec![1.0; MAX_POINTS + 1]] {
+            assert!(!drawn(ys), "{ys:?}");
+        }
+    }
 
     #[test]
     fn numbers_are_short() {

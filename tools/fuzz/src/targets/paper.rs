@@ -83,6 +83,8 @@ fn each_panel() -> Vec<Job> {
         qasper: Some(path("qasper.jsonl")),
         coqa: Some(path("coqa.json")),
         peers: Program::PEERS.to_vec(),
+        gpu: true,
+        panels: Vec::new(),
         quick: true,
     };
     let mut seen = BTreeSet::new();
