@@ -111,7 +111,7 @@ const BEFORE: usize = 1 + 4 + 2 + 5;
 
 /// Lengths and checksum of data of R, if it is one object that is stored as it is.
 fn seal(bytes: &mut [u8]) {
-    if bytes.len() < BEFORE + 4 || bytes[0] % 2 == 0 {
+    if bytes.len() < BEFORE + 4 || bytes[0].is_multiple_of(2) {
         return;
     }
     let content = BEFORE..bytes.len() - 4;
