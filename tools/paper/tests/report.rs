@@ -251,11 +251,11 @@ fn peers_that_are_here_are_measured_and_others_named() {
         (points.collect::<Vec<_>>(), series.points[0].command.clone())
     };
     let (points, command) = rates("llama.cpp");
-    assert_eq!(points, [(37.5, 3.0, 2), (50.0, 3.0, 2), (75.0, 3.0, 2)]);
+    assert_eq!(points, [(37.5, 3.0, 1), (50.0, 3.0, 1), (75.0, 3.0, 1)]);
     assert!(command.contains("llama-bench -m ") && command.contains(" -d 64 "), "{command}");
     let (points, command) = rates("mistral.rs");
     assert_eq!(points, [(50.0, 10.0, 1)]);
-    assert!(command.contains("text.txt --prompt-tokens 64 -n 16 --threads "), "{command}");
+    assert!(command.contains("text.txt --prompt-tokens 64 -n 4 --threads "), "{command}");
     assert_eq!(rates("dense").0.len(), 3);
     let json = serde_json::to_value(panel).unwrap();
     let absent = serde_json::json!([{"name": "AirLLM", "why": "`pip install` said <no>"}]);

@@ -70,7 +70,9 @@ impl Bench<'_> {
     fn peers(&self, jobs: &mut Vec<Job>) {
         let Some(model) = &self.model.peer else { return };
         let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
-        let tokens = self.effort.tokens.min(16).to_string();
+        // Where the weights do not fit a token may take ten seconds.
+        let tokens = if self.inputs.quick { 4 } else { self.effort.tokens.min(16) }.to_string();
+        let reps = if self.inputs.quick { 1 } else { self.effort.reps.min(3) };
         let prompt = &self.inputs.prompts[0];
         for &percent in self.effort.budgets {
             for &peer in &self.inputs.peers {
@@ -96,7 +98,7 @@ impl Bench<'_> {
                         ([&own[..], &counts].concat(), "decode_tok_s")
                     }
                 };
-                jobs.extend(Self::repeated(self.peer_reps(peer), || {
+                jobs.extend(Self::repeated(reps, || {
                     let inputs = vec![model.clone(), prompt.clone()];
                     let mut job = Job::new(peer, &self.model.name, args.clone(), inputs);
                     job.limit_bytes = Some(self.memory_bytes(percent));
@@ -107,15 +109,6 @@ impl Bench<'_> {
                     job.point("peers", peer.title(), percent, rate)
                 }));
             }
-        }
-    }
-
-    /// Those that are no benchmarks take long to start.
-    fn peer_reps(&self, peer: Program) -> u32 {
-        match peer {
-            Program::LlamaBench => self.effort.reps,
-            _ if self.inputs.quick => 1,
-            _ => self.effort.reps.min(3),
         }
     }
 

@@ -322,7 +322,7 @@ mod tests {
         let (even, skewed) = ([0.0, 0.0], [0.0, 3f32.ln()]);
         let mut sums = Sums::default();
         sums.add(&even, &skewed, 1);
-        sums.add(&even, &even, 0);
+        sums.add(&even, &skewed, 1);
         sums.add(&skewed, &even, 0);
         sums.add(&even, &even, 1);
         let record = sums.record(7, 1.5);
@@ -333,11 +333,11 @@ mod tests {
         // Halves to quarters, and quarters to halves.
         let there = 0.5 * 2f64.ln() + 0.5 * (2.0 / 3.0f64).ln();
         let back = 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln();
-        near("kl_nats", (there + back) / 4.0);
+        near("kl_nats", (2.0 * there + back) / 4.0);
         near("kl_max_nats", there.max(back));
-        near("top1_agreement", 0.5);
+        near("top1_agreement", 0.25);
         let (half, most, least) = (2f64.ln(), (4.0 / 3.0f64).ln(), 4f64.ln());
-        near("nll_nats", (3.0 * half + most) / 4.0);
+        near("nll_nats", (2.0 * half + 2.0 * most) / 4.0);
         near("dense_nll_nats", (3.0 * half + least) / 4.0);
         assert_eq!(
             (record["item"].as_u64(), record["sums"]["scored_tokens"].as_f64()),

@@ -52,5 +52,12 @@ mod tests {
         assert!((given.mc2() - 1.25 / 1.75).abs() < 1e-12);
         let tie = Likelihoods { best: -800.0 + half, best_incorrect: None, ..given };
         assert_eq!((tie.mc1(), tie.binary()), (0.0, None), "as likely is not likelier");
+        // Either may be likelier by more than a float can tell.
+        let (likely, unlikely) = (vec![-1.0], vec![-2000.0]);
+        let sure = |correct: &[f64], incorrect: &[f64]| {
+            let (correct, incorrect) = (correct.to_vec(), incorrect.to_vec());
+            Likelihoods { best: correct[0], correct, incorrect, best_incorrect: None }.mc2()
+        };
+        assert_eq!((sure(&likely, &unlikely), sure(&unlikely, &likely)), (1.0, 0.0));
     }
 }
