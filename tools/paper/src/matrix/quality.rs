@@ -146,8 +146,9 @@ fn guard(entry: &Entry) -> Vec<Reading> {
             let number = |key: &str| choice.get(key).and_then(Value::as_f64);
             let ratio = number("perplexity").zip(dense).map(|(own, dense)| own / dense);
             let cells = [
-                ("run exactly, %", number("share").map(|share| 100.0 * share)),
+                ("run exactly, %", number("exact_share").map(|share| 100.0 * share)),
                 ("resident base, % of the FFNs", number("base_share").map(|share| 100.0 * share)),
+                ("MB read a token", number("bytes").map(|bytes| bytes / 1e6)),
                 ("perplexity over dense", ratio),
             ];
             let tolerance = 100.0 * number("tolerance").unwrap_or(0.0);
