@@ -102,7 +102,7 @@ Sparsity {
 section! { /// `[guard]`.
 Guard {
     quality: f64, tolerances: Vec<f64>, resident: f64, bases: Vec<[u32; 3]>, formats: Vec<Format>,
-    block_neurons: Vec<u32>, thresholds: bool, step: f64, eval_tokens: u64,
+    block_neurons: Vec<u32>, thresholds: bool, step: f64, eval_tokens: u64, first_tokens: u64, sigmas: f64,
 } }
 section! { /// `[lut]`.
 Lut { intervals: u32, samples: u32, horizon: u32, frequencies: Vec<u8>, significance: f64, } }
@@ -308,6 +308,7 @@ fn check_guard(guard: &Guard) -> std::result::Result<(), String> {
     within("tolerances", &guard.tolerances, 0.0, 10.0)?;
     within("resident", &[guard.resident], 0.0, 1.0)?;
     within("step", &[guard.step], 1e-3, 0.5)?;
+    within("sigmas", &[guard.sigmas], 0.0, 10.0)?;
     let bits = guard.bases.iter().flatten().map(|&bits| f64::from(bits)).collect::<Vec<_>>();
     within("bases", &bits, 1.0, 4.0)?;
     let sizes = guard.block_neurons.iter().map(|&size| f64::from(size)).collect::<Vec<_>>();

@@ -156,6 +156,20 @@ pub enum Selection {
     Above(f32),
 }
 
+impl Selection {
+    /// Marks what it selects of the scores (tokens x blocks); `squares` are the residuals' mean squares, for a threshold.
+    fn of(self, scores: &[f32], blocks: usize, squares: &[f32]) -> Vec<bool> {
+        match self {
+            Selection::Share(share) => largest(scores, blocks, |_| blocks_run(share, blocks)),
+            Selection::Above(threshold) => {
+                let mut related = scores.to_vec();
+                relate(&mut related, squares);
+                related.iter().map(|&score| score > threshold).collect()
+            }
+        }
+    }
+}
+
 /// Runs the blocks that a base is most in doubt of; the base stands in for the others, which a sketch drops.
 #[derive(Debug)]
 pub struct WithBase<'a> {
@@ -163,6 +177,8 @@ pub struct WithBase<'a> {
     selection: Selection,
     blocks: Option<&'a Placement>,
     demand: Option<Demand>,
+    /// What others would have selected by the same scores.
+    others: Vec<(Selection, Demand)>,
     layer: Option<(u16, LayerBase)>,
     /// The layer's base where the model is, if that is not the processor.
     tensors: Option<BaseTensors>,
@@ -173,8 +189,9 @@ impl<'a> WithBase<'a> {
     /// `selection` of single neurons runs exactly beside `base`.
     #[must_use]
     pub fn new(base: &'a Base, selection: Selection) -> WithBase<'a> {
-        let (blocks, demand, layer, tensors) = (None, None, None, None);
-        WithBase { base, selection, blocks, demand, layer, tensors, exact_neurons: 0 }
+        let (blocks, demand, others) = (None, None, Vec::new());
+        let (layer, tensors, exact_neurons) = (None, None, 0);
+        WithBase { base, selection, blocks, demand, others, layer, tensors, exact_neurons }
     }
 
     /// The same with the blocks of a placement.
@@ -189,10 +206,23 @@ impl<'a> WithBase<'a> {
         WithBase { demand: Some(demand), ..self }
     }
 
+    /// Also counts what other selections would have to read, about: of what they would change in the layers before
+    /// nothing is seen.
+    #[must_use]
+    pub fn also_counting(self, others: Vec<(Selection, Demand)>) -> WithBase<'a> {
+        WithBase { others, ..self }
+    }
+
     /// What would have had to be read.
     #[must_use]
     pub fn demand(&self) -> Option<&Demand> {
         self.demand.as_ref()
+    }
+
+    /// What others would have had to read.
+    #[must_use]
+    pub fn also_counted(&self) -> &[(Selection, Demand)] {
+        &self.others
     }
 
     /// The neurons that run exactly, by the `scores` of all; tokens x neurons.
@@ -202,20 +232,23 @@ impl<'a> WithBase<'a> {
             let order = &placement.layers[usize::from(at.layer)].order;
             (order, placement.block_neurons as usize)
         });
-        if let Selection::Above(_) = self.selection {
-            relate(&mut scores, &mean_squares(at.residual, at.weights.hidden()));
-        }
+        let relates = |selection: &Selection| matches!(selection, Selection::Above(_));
+        let squares = if relates(&self.selection) || self.others.iter().any(|(o, _)| relates(o)) {
+            mean_squares(at.residual, at.weights.hidden())
+        } else {
+            Vec::new()
+        };
         if let Some((order, size)) = placed {
             scores = of_blocks(&scores, order, size);
         }
         let blocks = neurons.div_ceil(placed.map_or(1, |(_, size)| size));
-        let chosen: Vec<bool> = match self.selection {
-            Selection::Share(share) => largest(&scores, blocks, |_| blocks_run(share, blocks)),
-            Selection::Above(threshold) => scores.iter().map(|&s| s > threshold).collect(),
-        };
+        let chosen = self.selection.of(&scores, blocks, &squares);
         if let Some(demand) = &mut self.demand {
             demand.add(at.layer, blocks, &chosen);
         }
+        self.others.par_iter_mut().for_each(|(selection, demand)| {
+            demand.add(at.layer, blocks, &selection.of(&scores, blocks, &squares));
+        });
         let Some((order, size)) = placed else { return chosen };
         let mut of_neurons = vec![false; at.h.len() / at.weights.hidden() * neurons];
         let rows = of_neurons.par_chunks_exact_mut(neurons).zip(chosen.par_chunks_exact(blocks));

@@ -2,7 +2,7 @@
 
 use super::all::Run;
 use super::print;
-use super::stages::{StageArgs, parse_range, report};
+use super::stages::{StageArgs, report};
 use crate::terminal::TerminalProgress;
 use ls_bundle::ids::ByteCount;
 use ls_prep::chain::Chain;
@@ -17,7 +17,6 @@ use ls_prep::stages::guard::{Choice, Guard, GuardStage};
 use ls_prep::stages::placement::Placement;
 use ls_prep::stages::sparsity::first_windows;
 use serde_json::json;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -48,7 +47,7 @@ impl SearchArgs {
 const EXAMPLES: &str = "\
 Examples:
   ls-prep guard model.gguf --calibration datasets/text/*.txt --quality 5% --resident 25%
-  ls-prep guard model.gguf --calibration a.txt --units 3..4   # one base, on one of several machines; then `merge`";
+  ls-prep guard model.gguf --calibration datasets/text/*.txt --eval held-out.txt --estimate";
 
 /// Searches what reads least for a token within some loss of quality.
 ///
@@ -61,9 +60,6 @@ pub(crate) struct GuardArgs {
     stage: StageArgs,
     #[command(flatten)]
     search: SearchArgs,
-    /// Only these units: A..B, without B. 0 is dense, then the recipe's bases
-    #[arg(long, value_name = "A..B", value_parser = parse_range)]
-    units: Option<Range<u32>>,
     /// Only say how long it may take
     #[arg(long)]
     estimate: bool,
@@ -90,16 +86,14 @@ pub(crate) fn run(args: &GuardArgs) -> Result<()> {
     let mut run = Run::new(&chain, args.stage.json);
     let made = Made::of(&mut run, &recorded, &Embedding::new(embedding)?)?;
     let stage = made.stage(&chain, &args.search)?;
-    let units = args.units.clone().unwrap_or(0..stage.units());
-    let target = chain.source.store.path(GuardStage::NAME, stage.key(), stage.units(), &units);
-    if args.estimate || !target.exists() {
-        announce(&stage, units)?;
+    if args.estimate || chain.source.store.find(&stage)?.is_none() {
+        announce(&stage)?;
     }
     if args.estimate {
         return Ok(());
     }
     let mut progress = TerminalProgress::new();
-    let (artifact, outcome) = chain.source.store.run(&stage, args.units.clone(), &mut progress)?;
+    let (artifact, outcome) = chain.source.store.run(&stage, None, &mut progress)?;
     drop(progress);
     let found = Guard::read(&artifact)?;
     if !args.stage.json {
@@ -156,7 +150,7 @@ pub(super) fn search(
     let chain = run.chain;
     let stage = made.stage(chain, args)?;
     if chain.source.store.find(&stage)?.is_none() {
-        announce(&stage, 0..stage.units())?;
+        announce(&stage)?;
     }
     let artifact = run.stage(&stage)?;
     let found = Guard::read(&artifact)?;
@@ -165,34 +159,33 @@ pub(super) fn search(
 }
 
 /// Says what the search may take.
-fn announce(stage: &GuardStage<'_>, units: Range<u32>) -> Result<()> {
-    let (count, each) = (stage.measurements(units), stage.operations() / operations_per_second()?);
-    let minutes = count as f64 * each / 60.0;
-    let what = format!("about {count} measurements of {each:.0} s, {minutes:.0} minutes");
-    eprintln!("{}: {what}", GuardStage::NAME);
+fn announce(stage: &GuardStage<'_>) -> Result<()> {
+    let minutes = stage.operations() / operations_per_second()? / 60.0;
+    eprintln!("{}: about {minutes:.0} minutes", GuardStage::NAME);
     Ok(())
 }
 
 /// The choices for people.
 pub(super) fn lines(found: &Guard) -> Vec<String> {
     let mut lines = Vec::new();
-    let dense = found.dense_perplexity.unwrap_or(f64::NAN);
+    let dense = found.dense_perplexity;
     let of = |choice: &Choice| {
         let (arm, point) = (choice.arm, &choice.point);
         format!(
-            "within {:.1} %: {arm}, {:.2} % exact, perplexity {:.3} ({:+.2} %), {} read a token ({:.1} % hits)",
+            "within {:.1} %: {arm}, {:.2} % exact, perplexity {:.3} ({:+.2} %{}), {} read a token ({:.1} % hits)",
             100.0 * choice.tolerance,
             100.0 * point.exact_share,
             point.perplexity,
             100.0 * (point.perplexity / dense - 1.0),
+            point.error.map_or(String::new(), |error| format!(", error {:.2}", 100.0 * error)),
             ByteCount(point.bytes),
             100.0 * point.hit_ratio,
         )
     };
     let resident = 100.0 * found.resident;
     lines.push(format!(
-        "{resident:.1} % of the FFNs in memory, dense perplexity {dense:.3} on {} tokens",
-        found.tokens
+        "{resident:.1} % of the FFNs in memory, dense perplexity {dense:.3} on {} tokens; {} measurements of {} tokens in all",
+        found.tokens, found.measurements, found.measured_tokens
     ));
     lines.extend(found.choices.iter().map(of));
     let better = found.with_thresholds.iter().filter(|choice| choice.arm.threshold);

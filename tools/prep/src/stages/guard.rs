@@ -2,34 +2,40 @@
 //! reads least for a token while its perplexity stays within some share of the dense model's.
 //!
 //! What is read is counted, not assumed: each layer keeps in memory, beside its base, as many blocks as the budget has
-//! room for, and what its cache misses is read ([`Demand`]). The budget is a share of the FFNs' bytes in half
-//! precision; attention, embedding and head are as they are and count on neither side. Streaming the dense FFNs past
-//! the same budget, in each format, is what the answers are measured against, and may be the answer.
+//! room for, and what its cache misses is read ([`Demand`](crate::sparse::Demand)). The budget is a share of the FFNs'
+//! bytes in half precision; attention, embedding and head are as they are and count on neither side. Streaming the dense
+//! FFNs past the same budget, in each format, is what the answers are measured against, and may be the answer.
 //!
-//! Unit 0 is dense, a record a format; the units behind it are the recipe's bases, a record an *arm*: format, block
-//! size, and whether one count or one threshold for all layers selects. A record is JSON ([`Searched`]). Units know nothing
-//! of each other, so that several machines can share them; arms of a unit are ended early where an earlier one is
-//! better. Thresholds are measured only: a bundle cannot ask for one.
+//! An *arm* is base, format, block size, and whether one count or one threshold for all layers selects; with a share it
+//! is a candidate. Candidates are measured by a masked forward, on as much of the held-out text as it takes to be sure
+//! ([`paired`]), those that promise most first ([`search`]); the answers on all of it. The artifact is one record of JSON.
+//! Measurements are kept as they are made, so a search that was ended goes on. Each depends on the ones before it: one
+//! machine does it all. Thresholds are measured only: a bundle cannot ask for one.
 
+mod found;
+mod measure;
+mod paired;
 mod search;
 
-pub use search::Point;
+pub use found::{Choice, Guard, Point, Searched};
 
-use crate::artifact::{Artifact, Input, RecordId};
+use crate::artifact::{Input, RecordId};
 use crate::base::Histogram;
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::progress::Progress;
 use crate::recipe::{self, Format, Recipe};
-use crate::sparse::{Demand, Dense, Policy, Selection, WithBase, likelihoods_in, perplexity};
+use crate::sparse::Selection;
 use crate::stage::Stage;
 use crate::stages::base::{Base, BaseStage};
 use crate::stages::placement::{Placement, PlacementStage};
 use crate::stages::source::Source;
+use found::{Record, limit};
 use ls_bundle::ids::BlockId;
-use ls_bundle::model::{DType, FfnExtent};
-use ls_bundle::tables::Settings;
-use search::{Goal, cheapest, search};
+use ls_bundle::model::FfnExtent;
+use measure::{Profile, Ruler};
+use paired::Text;
+use search::{Sample, Search, Track};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -57,16 +63,29 @@ impl std::fmt::Display for Arm {
     }
 }
 
-/// An arm and what was found along it, by steps.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Searched {
-    /// Which.
-    #[serde(flatten)]
-    pub arm: Arm,
-    /// Bytes that the base keeps resident, as a share of the FFNs in half precision.
-    pub base_share: f64,
-    /// None if the base alone is more than the budget.
-    pub points: Vec<Point>,
+impl Arm {
+    /// Whether another arm is nowhere worse at the same share.
+    fn is_coarser_than(&self, other: &Arm) -> bool {
+        let (Some(own), Some(others)) = (self.bits, other.bits) else { return false };
+        let bits = own.iter().zip(&others).all(|(own, other)| own <= other);
+        let format = fineness(self.format) <= fineness(other.format);
+        let blocks = self.block_neurons.is_multiple_of(other.block_neurons);
+        let selects = self.threshold == other.threshold;
+        self != other && bits && format && blocks && selects
+    }
+
+    /// Whether both select the same blocks beside the same base.
+    fn is_kin_of(&self, other: &Arm) -> bool {
+        self != other && Arm { format: other.format, ..*self } == *other
+    }
+}
+
+fn fineness(format: Format) -> u32 {
+    match format {
+        Format::F16 => 16,
+        Format::Q8_0 => 8,
+        Format::Q4_0 => 4,
+    }
 }
 
 /// What the search depends on besides the model, the bases and the placements.
@@ -116,7 +135,8 @@ impl<'a> GuardStage<'a> {
         GuardStage { source, bases, placements, tokens, params }
     }
 
-    /// Floating-point operations of one measurement, about.
+    /// Floating-point operations of the search, about: all of the text three times a tolerance, its beginning twice an
+    /// arm.
     #[must_use]
     pub fn operations(&self) -> f64 {
         let config = &self.source.model.config;
@@ -125,186 +145,212 @@ impl<'a> GuardStage<'a> {
         // Exact neurons and their copies: all products are computed, then masked.
         let layer = attention + 6 * hidden * neurons;
         let weights = u64::from(config.layers) * layer + hidden * u64::from(config.vocab_size);
-        2.0 * (weights * self.params.tokens) as f64
-    }
-
-    /// Measurements that some units take, about: for each tolerance four along the first arm of a base and one or two
-    /// along each other.
-    #[must_use]
-    pub fn measurements(&self, units: Range<u32>) -> u64 {
-        let (of, goals) = (|unit| self.arms_of(unit).len(), self.params.recipe.tolerances.len());
-        let count = |unit| if unit == 0 { of(0) } else { goals * (5 + 3 * of(unit)) / 2 };
-        units.map(count).sum::<usize>() as u64
-    }
-
-    /// Arms of few bytes a neuron first: they leave the others little to look for.
-    fn arms_of(&self, unit: u32) -> Vec<Arm> {
         let recipe = &self.params.recipe;
-        let Some(base) = unit.checked_sub(1) else {
-            let others = recipe.formats.iter().filter(|&&format| format != Format::F16);
-            let formats = std::iter::once(&Format::F16).chain(others);
-            let arm = |&format| Arm { bits: None, format, block_neurons: 1, threshold: false };
-            return formats.map(arm).collect();
-        };
-        let bits = Some(self.bases[base as usize].params().bits);
+        let (arms, goals) = (self.arms().len() as u64, recipe.tolerances.len() as u64);
+        let first = recipe.first_tokens.min(self.params.tokens);
+        2.0 * (weights * (3 * goals * self.params.tokens + 2 * arms * first)) as f64
+    }
+
+    /// All ways to run: dense ones first, of these half precision.
+    fn arms(&self) -> Vec<Arm> {
+        let recipe = &self.params.recipe;
+        let others = recipe.formats.iter().filter(|&&format| format != Format::F16);
+        let formats = std::iter::once(&Format::F16).chain(others);
+        let dense = |&format| Arm { bits: None, format, block_neurons: 1, threshold: false };
+        let mut arms: Vec<Arm> = formats.map(dense).collect();
         let by: &[bool] = if recipe.thresholds { &[false, true] } else { &[false] };
-        let mut arms = Vec::new();
-        for &threshold in by {
+        for base in self.bases {
+            let bits = Some(base.params().bits);
             for &block_neurons in &recipe.block_neurons {
-                let arm = |&format| Arm { bits, format, block_neurons, threshold };
-                let mut of_size: Vec<Arm> = recipe.formats.iter().map(arm).collect();
-                of_size.sort_by_key(|&arm| self.neuron_bytes(arm) as u64);
-                arms.extend(of_size);
+                for &threshold in by {
+                    let arm = |&format| Arm { bits, format, block_neurons, threshold };
+                    arms.extend(recipe.formats.iter().map(arm));
+                }
             }
         }
         arms
-    }
-
-    /// Bytes of a layer's FFN in half precision.
-    fn layer_bytes(&self) -> f64 {
-        self.extent(Format::F16, 1).neurons as f64
-            * 6.0
-            * f64::from(self.source.model.config.hidden)
-    }
-
-    fn extent(&self, format: Format, block_neurons: u32) -> FfnExtent {
-        let config = &self.source.model.config;
-        let (neurons, hidden) = (config.ffn_hidden, config.hidden);
-        let (dtype, first_block) = (format.into(), BlockId(0));
-        FfnExtent { offset: 0, neurons, hidden, dtype, block_neurons, first_block }
-    }
-
-    /// The perplexity under a policy.
-    fn measure(
-        &self,
-        format: Format,
-        policy: &mut dyn Policy,
-        progress: &mut dyn Progress,
-    ) -> Result<f64> {
-        // What a source in half precision loses in half precision is nothing that could be measured.
-        let dtype = Some(DType::from(format)).filter(|&dtype| dtype != DType::F16);
-        let (model, window) = (&self.source.model, self.params.window);
-        let nll = likelihoods_in(model, dtype, &self.tokens, window, policy, progress)?;
-        Ok(perplexity(&nll))
-    }
-
-    /// All neurons run; what the budget has no room for is read.
-    fn dense(&self, arm: Arm, progress: &mut dyn Progress) -> Result<Searched> {
-        let extent = self.extent(arm.format, arm.block_neurons);
-        let layer_bytes = (u64::from(extent.blocks()) * extent.block_stride()) as f64;
-        let hit_ratio = (self.params.recipe.resident * self.layer_bytes() / layer_bytes).min(1.0);
-        let layers = f64::from(self.source.model.config.layers);
-        let point = Point {
-            step: self.steps(),
-            exact_share: 1.0,
-            perplexity: self.measure(arm.format, &mut Dense::default(), progress)?,
-            hit_ratio,
-            bytes: (layers * layer_bytes * (1.0 - hit_ratio)).round() as u64,
-        };
-        Ok(Searched { arm, base_share: 0.0, points: vec![point] })
-    }
-
-    /// Searches an arm of `base`; `done` are arms before it.
-    fn arm(
-        &self,
-        arm: Arm,
-        base: &Base,
-        dense: f64,
-        done: &[Searched],
-        progress: &mut dyn Progress,
-    ) -> Result<Searched> {
-        let base_share = base.bundle_bytes() as f64 / self.layer_bytes();
-        let room = self.params.recipe.resident - base_share;
-        if room < 0.0 {
-            return Ok(Searched { arm, base_share, points: Vec::new() });
-        }
-        let extent = self.extent(arm.format, arm.block_neurons);
-        let kept = (room * self.layer_bytes() / extent.block_stride() as f64) as u32;
-        let goal = |tolerance: &f64| {
-            let limit = dense * (1.0 + tolerance);
-            let best = best(done, limit);
-            let bytes = |(arm, _): &(Arm, Point)| self.neuron_bytes(*arm);
-            let ratio = best.as_ref().map(|best| bytes(best) / self.neuron_bytes(arm));
-            let near = best.zip(ratio).map(|((_, p), ratio)| (f64::from(p.step) * ratio) as u32);
-            Goal { limit, known_bytes: best.map(|(_, point)| point.bytes), near }
-        };
-        let goals: Vec<Goal> = self.params.recipe.tolerances.iter().map(goal).collect();
-        let points = search(&goals, self.steps(), |step| {
-            self.point(arm, base, kept.min(extent.blocks()), step, progress)
-        })?;
-        Ok(Searched { arm, base_share, points })
-    }
-
-    /// Measures an arm at one share.
-    fn point(
-        &self,
-        arm: Arm,
-        base: &Base,
-        kept: u32,
-        step: u32,
-        progress: &mut dyn Progress,
-    ) -> Result<Point> {
-        let share = f64::from(step) / f64::from(self.steps());
-        let selection = if arm.threshold && step > 0 && step < self.steps() {
-            Selection::Above(threshold(base, share)?)
-        } else {
-            Selection::Share(share)
-        };
-        let mut policy = WithBase::new(base, selection).counting(Demand::new(kept));
-        if arm.block_neurons > 1 {
-            let mut placements = self.placements.iter();
-            let placed = placements.find(|placed| placed.block_neurons == arm.block_neurons);
-            policy = policy.in_blocks(placed.expect("a placement of every block size"));
-        }
-        let perplexity = self.measure(arm.format, &mut policy, progress)?;
-        let config = &self.source.model.config;
-        let neurons = u64::from(config.layers) * u64::from(config.ffn_hidden) * self.params.tokens;
-        let counts = policy.demand().expect("it was given").counts();
-        let stride = self.extent(arm.format, arm.block_neurons).block_stride();
-        Ok(Point {
-            step,
-            exact_share: policy.exact_neurons() as f64 / neurons as f64,
-            perplexity,
-            hit_ratio: counts.demand_hit_ratio(),
-            bytes: counts.misses * stride / self.params.tokens,
-        })
-    }
-
-    /// Bytes that are read for a neuron.
-    fn neuron_bytes(&self, arm: Arm) -> f64 {
-        let extent = self.extent(arm.format, arm.block_neurons);
-        extent.block_stride() as f64 / f64::from(arm.block_neurons)
     }
 
     fn steps(&self) -> u32 {
         (1.0 / self.params.recipe.step).round() as u32
     }
 
-    /// The dense model's perplexity: that of the journal's first record if it is there.
-    fn dense_perplexity(&self, journal: &Journal, progress: &mut dyn Progress) -> Result<f64> {
-        let (first, arm) = (RecordId::new(0, 0), self.arms_of(0)[0]);
-        if arm.format == Format::F16 && journal.contains(first) {
-            return Ok(read(&journal.read(first)?)?.points[0].perplexity);
-        }
-        self.measure(Format::F16, &mut Dense::default(), progress)
+    fn share(&self, step: u32) -> f64 {
+        f64::from(step) / f64::from(self.steps())
     }
-}
 
-/// The bound on expected errors that a share of a base's neurons is above.
-fn threshold(base: &Base, share: f64) -> Result<f32> {
-    let layers = base.artifact().description().units;
-    let infos = (0..layers).map(|layer| base.info(layer)).collect::<Result<Vec<_>>>()?;
-    Ok(Histogram::threshold(infos.iter().map(|info| &info.doubts), share))
-}
+    /// Bytes of a layer's FFN in half precision.
+    fn layer_bytes(&self) -> f64 {
+        let config = &self.source.model.config;
+        6.0 * f64::from(config.ffn_hidden) * f64::from(config.hidden)
+    }
 
-fn read(text: &[u8]) -> Result<Searched> {
-    serde_json::from_slice(text)
-        .map_err(|problem| crate::error::PrepError::corrupt("a record of 66-guard", problem))
+    /// The base of an arm that has one.
+    fn base(&self, arm: Arm) -> &'a Base {
+        let base = self.bases.iter().find(|base| Some(base.params().bits) == arm.bits);
+        base.expect("arms are made of the bases")
+    }
+
+    /// The order that an arm's blocks are cut from.
+    fn placement(&self, arm: Arm) -> Option<&'a Placement> {
+        let mut placements = self.placements.iter();
+        let placed = placements.find(|placed| placed.block_neurons == arm.block_neurons);
+        (arm.block_neurons > 1).then(|| placed.expect("a placement of every block size"))
+    }
+
+    /// Bytes that an arm's base keeps, as a share of the FFNs in half precision.
+    fn base_share(&self, arm: Arm) -> f64 {
+        let bytes = |_| self.base(arm).bundle_bytes() as f64 / self.layer_bytes();
+        arm.bits.map_or(0.0, bytes)
+    }
+
+    fn has_room(&self, arm: Arm) -> bool {
+        self.base_share(arm) <= self.params.recipe.resident
+    }
+
+    fn extent(&self, arm: Arm) -> FfnExtent {
+        let config = &self.source.model.config;
+        let (neurons, hidden) = (config.ffn_hidden, config.hidden);
+        let (dtype, first_block) = (arm.format.into(), BlockId(0));
+        let block_neurons = arm.block_neurons;
+        FfnExtent { offset: 0, neurons, hidden, dtype, block_neurons, first_block }
+    }
+
+    /// Blocks of an arm that a layer has room for beside the base.
+    fn kept(&self, arm: Arm) -> u32 {
+        let extent = self.extent(arm);
+        let room = (self.params.recipe.resident - self.base_share(arm)) * self.layer_bytes();
+        ((room / extent.block_stride() as f64) as u32).min(extent.blocks())
+    }
+
+    /// The share of all blocks of a dense arm that there is room for.
+    fn kept_of_all(&self, arm: Arm) -> f64 {
+        let extent = self.extent(arm);
+        let all = u64::from(extent.blocks()) * extent.block_stride();
+        (self.params.recipe.resident * self.layer_bytes() / all as f64).min(1.0)
+    }
+
+    /// What an arm selects at a share.
+    fn selection(&self, arm: Arm, share: f64) -> Result<Selection> {
+        if !arm.threshold || share <= 0.0 || share >= 1.0 {
+            return Ok(Selection::Share(share));
+        }
+        let base = self.base(arm);
+        let layers = base.artifact().description().units;
+        let infos = (0..layers).map(|layer| base.info(layer)).collect::<Result<Vec<_>>>()?;
+        let doubts = infos.iter().map(|info| &info.doubts);
+        Ok(Selection::Above(Histogram::threshold(doubts, share)))
+    }
+
+    /// The arm `number` of `arms` for the search.
+    fn track(&self, arms: &[Arm], number: usize, profiles: &[Profile]) -> Track {
+        let arm = arms[number];
+        let (steps, extent) = (self.steps(), self.extent(arm));
+        let block_bytes = extent.block_stride() as f64;
+        let those = |is: &dyn Fn(&Arm) -> bool| -> Vec<usize> {
+            arms.iter().zip(0..).filter(|(arm, _)| is(arm)).map(|(_, number)| number).collect()
+        };
+        let whole = those(&|other| other.bits.is_none() && other.format == arm.format)[0];
+        if arm.bits.is_none() {
+            let layers = f64::from(self.source.model.config.layers);
+            let read = f64::from(extent.blocks()) * (1.0 - self.kept_of_all(arm));
+            let (steps, bytes) = (steps..=steps, vec![layers * read * block_bytes]);
+            return Track { steps, bytes, block_bytes, finer: vec![], kin: vec![], whole };
+        }
+        let blocks = |share| profiles.iter().map(|found| found.blocks(arm, share)).sum::<f64>();
+        Track {
+            steps: 0..=steps,
+            bytes: (0..=steps).map(|step| block_bytes * blocks(self.share(step))).collect(),
+            block_bytes,
+            finer: those(&|other| arm.is_coarser_than(other)),
+            kin: those(&|other| arm.is_kin_of(other)),
+            whole,
+        }
+    }
+
+    /// Searches for all tolerances; `journal` is the stage's own.
+    fn search(&self, journal: &Journal, progress: &mut dyn Progress) -> Result<Record> {
+        let recipe = &self.params.recipe;
+        let windows = self.tokens.len() / self.params.window as usize;
+        let text = Text::new(windows, self.params.window as usize, recipe.first_tokens);
+        let (arms, left_out): (Vec<Arm>, Vec<Arm>) =
+            self.arms().into_iter().partition(|&arm| self.has_room(arm));
+        let mut ruler = Ruler::new(self, &arms, &text, journal, progress)?;
+        let is_first = |number: &usize| {
+            let of = |arm: &Arm| (arm.bits, arm.block_neurons);
+            let before = arms[..*number].iter().any(|arm| of(arm) == of(&arms[*number]));
+            arms[*number].bits.is_some() && !before
+        };
+        let (mut profiles, mut looked_at) = (Vec::new(), Vec::new());
+        for number in (0..arms.len()).filter(is_first) {
+            let (profile, candidate) = ruler.profile(number)?;
+            profiles.push(profile);
+            looked_at.push(candidate);
+        }
+        let tracks: Vec<Track> =
+            (0..arms.len()).map(|number| self.track(&arms, number, &profiles)).collect();
+        let mut search = Search::new(&tracks, &text, recipe.sigmas);
+        let dense = (0..arms.len()).filter(|&number| arms[number].bits.is_none());
+        for candidate in dense.map(|number| (number, self.steps())).chain(looked_at) {
+            search.look(candidate, 0, &mut ruler)?;
+        }
+        let by: &[bool] = if recipe.thresholds { &[false, true] } else { &[false] };
+        for &thresholds in by {
+            for &tolerance in &recipe.tolerances {
+                let is_allowed = |number: usize| thresholds || !arms[number].threshold;
+                search.settle(limit(tolerance), &is_allowed, &mut ruler)?;
+            }
+        }
+        search.look((0, self.steps()), text.levels() - 1, &mut ruler)?;
+        Ok(self.record(&search, &text, &arms, &left_out))
+    }
+
+    /// What a search has measured.
+    fn record(&self, search: &Search<'_>, text: &Text, arms: &[Arm], left_out: &[Arm]) -> Record {
+        let nothing = |&arm: &Arm| {
+            let (base_share, points) = (self.base_share(arm), Vec::new());
+            Searched { arm, base_share, points }
+        };
+        let mut record = Record {
+            dense_perplexity: 0.0,
+            measurements: 0,
+            measured_tokens: 0,
+            arms: arms.iter().chain(left_out).map(nothing).collect(),
+        };
+        let reference = (0, self.steps());
+        let dense = search.known().find(|(candidate, ..)| *candidate == reference);
+        let (_, _, dense) = dense.expect("it was looked at");
+        record.dense_perplexity = text.perplexity(&dense.sums);
+        for (candidate, level, sample) in search.known() {
+            let tokens = text.tokens(level);
+            record.measurements += 1;
+            record.measured_tokens += tokens;
+            let found = search.estimate(candidate).expect("dense is known of all text");
+            let point = Point {
+                step: candidate.1,
+                exact_share: self.exact_share(sample, tokens),
+                tokens,
+                excess: found.excess,
+                error: Some(found.error).filter(|error| error.is_finite()),
+                perplexity: record.dense_perplexity * found.excess.exp(),
+                hit_ratio: 1.0 - sample.misses as f64 / sample.requests.max(1) as f64,
+                bytes: search.bytes(candidate).round() as u64,
+            };
+            record.arms[candidate.0].points.push(point);
+        }
+        record
+    }
+
+    fn exact_share(&self, sample: &Sample, tokens: u64) -> f64 {
+        let config = &self.source.model.config;
+        let neurons = u64::from(config.layers) * u64::from(config.ffn_hidden) * tokens;
+        sample.exact_neurons as f64 / neurons as f64
+    }
 }
 
 impl Stage for GuardStage<'_> {
     const NAME: &'static str = "66-guard";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
     const IN_TENSORS: bool = true;
     type Params = Params;
 
@@ -319,132 +365,43 @@ impl Stage for GuardStage<'_> {
         std::iter::once(self.source.input()).chain(bases).chain(placements).collect()
     }
 
-    fn units(&self) -> u32 {
-        1 + self.bases.len() as u32
-    }
-
     fn records(&self, units: Range<u32>) -> u64 {
-        units.map(|unit| self.arms_of(unit).len() as u64).sum()
+        units.len() as u64
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        let mut dense = None;
-        for unit in journal.description().units_held() {
-            let mut done = Vec::new();
-            for (arm, part) in self.arms_of(unit).into_iter().zip(0u32..) {
-                let id = RecordId::new(unit, part);
-                if !journal.contains(id) {
-                    let searched = match unit.checked_sub(1) {
-                        None => self.dense(arm, progress)?,
-                        Some(base) => {
-                            let dense = match dense {
-                                Some(found) => found,
-                                None => *dense.insert(self.dense_perplexity(journal, progress)?),
-                            };
-                            self.arm(arm, &self.bases[base as usize], dense, &done, progress)?
-                        }
-                    };
-                    journal.append(id, &serde_json::to_vec(&searched).expect("plain data"))?;
-                }
-                done.push(read(&journal.read(id)?)?);
-            }
+        let id = RecordId::new(0, 0);
+        if !journal.contains(id) {
+            let record = self.search(journal, progress)?;
+            journal.append(id, &serde_json::to_vec(&record).expect("plain data"))?;
         }
         Ok(())
     }
 }
 
-/// What reads least within a tolerance.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Choice {
-    /// How much more than the dense perplexity was allowed, as a share of it.
-    pub tolerance: f64,
-    /// How to run.
-    #[serde(flatten)]
-    pub arm: Arm,
-    /// Bytes that the base keeps resident, as a share of the FFNs in half precision.
-    pub base_share: f64,
-    /// At which share.
-    #[serde(flatten)]
-    pub point: Point,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The results of a finished stage.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Guard {
-    /// Share of the FFNs' bytes in half precision that stay in memory.
-    pub resident: f64,
-    /// A step of the points, as a share of the neurons.
-    pub step: f64,
-    /// Held-out tokens.
-    pub tokens: u64,
-    /// The dense model's perplexity on them.
-    pub dense_perplexity: Option<f64>,
-    /// The choice for each tolerance that can be kept, the largest first.
-    pub choices: Vec<Choice>,
-    /// The same where a threshold may select.
-    pub with_thresholds: Vec<Choice>,
-    /// All arms.
-    pub arms: Vec<Searched>,
-}
-
-impl Guard {
-    /// Reads an artifact of [`GuardStage`], whole or a share of units.
-    pub fn read(artifact: &Artifact) -> Result<Guard> {
-        artifact.check_stage(GuardStage::NAME)?;
-        let Params { recipe, tokens, .. } = artifact.params()?;
-        let arms =
-            artifact.ids().map(|id| read(&artifact.read(id)?)).collect::<Result<Vec<_>>>()?;
-        let exact = |s: &&Searched| s.arm.bits.is_none() && s.arm.format == Format::F16;
-        let dense_perplexity = arms.iter().find(exact).map(|s| s.points[0].perplexity);
-        let choices = |thresholds: bool| -> Vec<Choice> {
-            let dense = dense_perplexity.unwrap_or(0.0);
-            let of = |&tolerance: &f64| choose(&arms, dense, tolerance, thresholds);
-            recipe.tolerances.iter().filter_map(of).collect()
+    #[test]
+    fn arms_are_coarser_in_some_way_and_finer_in_none() {
+        let arm = |bits, format, block_neurons| Arm {
+            bits: Some(bits),
+            format,
+            block_neurons,
+            threshold: false,
         };
-        let (plain, with_thresholds) = (choices(false), choices(true));
-        let recipe::Guard { resident, step, .. } = recipe;
-        Ok(Guard {
-            resident,
-            step,
-            tokens,
-            dense_perplexity,
-            choices: plain,
-            with_thresholds,
-            arms,
-        })
+        let own = arm([3, 3, 2], Format::Q8_0, 2);
+        assert!(own.is_coarser_than(&arm([3, 3, 3], Format::Q8_0, 2)));
+        assert!(own.is_coarser_than(&arm([3, 3, 2], Format::F16, 1)));
+        assert!(!own.is_coarser_than(&own));
+        assert!(!own.is_coarser_than(&arm([2, 2, 3], Format::F16, 1)));
+        assert!(!own.is_coarser_than(&arm([3, 3, 3], Format::Q4_0, 2)));
+        assert!(!arm([2; 3], Format::F16, 3).is_coarser_than(&arm([2; 3], Format::F16, 2)));
+        assert!(!own.is_coarser_than(&Arm { threshold: true, ..arm([4; 3], Format::F16, 1) }));
+        let dense = Arm { bits: None, ..own };
+        assert!(!own.is_coarser_than(&dense) && !dense.is_coarser_than(&own));
+        assert!(own.is_kin_of(&arm([3, 3, 2], Format::Q4_0, 2)) && !own.is_kin_of(&own));
+        assert!(!own.is_kin_of(&arm([3, 3, 3], Format::Q4_0, 2)));
     }
-
-    /// The choice for a tolerance.
-    #[must_use]
-    pub fn choice(&self, tolerance: f64) -> Option<&Choice> {
-        self.choices.iter().find(|choice| choice.tolerance == tolerance)
-    }
-
-    /// How a bundle asks to be run so.
-    #[must_use]
-    pub fn settings(&self, choice: &Choice) -> Settings {
-        Settings {
-            exact_share: (f64::from(choice.point.step) * self.step).min(1.0) as f32,
-            perplexity: choice.point.perplexity as f32,
-            dense_perplexity: self.dense_perplexity.unwrap_or(0.0) as f32,
-            eval_tokens: self.tokens,
-        }
-    }
-}
-
-/// The arm and the point that read least within a limit.
-fn best(arms: &[Searched], limit: f64) -> Option<(Arm, Point)> {
-    let of = |searched: &Searched| Some((searched.arm, *cheapest(&searched.points, limit)?));
-    arms.iter().filter_map(of).min_by_key(|(_, point)| point.bytes)
-}
-
-fn choose(arms: &[Searched], dense: f64, tolerance: f64, thresholds: bool) -> Option<Choice> {
-    let allowed = arms.iter().filter(|searched| thresholds || !searched.arm.threshold);
-    let limit = dense * (1.0 + tolerance);
-    let of = |searched: &Searched| {
-        let point = *cheapest(&searched.points, limit)?;
-        let Searched { arm, base_share, .. } = *searched;
-        Some(Choice { tolerance, arm, base_share, point })
-    };
-    allowed.filter_map(of).min_by_key(|choice| choice.point.bytes)
 }

@@ -1,12 +1,19 @@
-//! The guard: what it searches on, that a bundle takes its answer over, and that shares make the same file.
+//! The guard: what it searches on, that a bundle takes its answer over, and that it goes on where it was ended.
 
-use crate::cli::{artifact, json, program, run, stage};
+use crate::cli::{program, run};
 use crate::{Bench, text, tiny};
 use ls_bundle::Bundle;
 use ls_bundle::model::DType;
+use ls_prep::artifact::Artifact;
+use ls_prep::chain::Chain;
 use ls_prep::model::forward::Forward;
+use ls_prep::progress::{Phase, Progress};
+use ls_prep::stage::Outcome;
+use ls_prep::stages::base::Base;
+use ls_prep::stages::guard::GuardStage;
 use ls_prep::stages::prompts::{Prompts, Windows};
 use serde_json::Value;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
 /// The tiny recipe with a search over formats, one of which is coarse.
@@ -107,7 +114,9 @@ fn a_bundle_is_run_as_the_guard_has_found() {
     let limit = 1.05 * found["dense_perplexity"].as_f64().unwrap();
     let points =
         found["arms"].as_array().unwrap().iter().flat_map(|arm| arm["points"].as_array().unwrap());
-    let within = points.filter(|point| point["perplexity"].as_f64().unwrap() <= limit);
+    let within = points.filter(|point| {
+        point["perplexity"].as_f64().unwrap() <= limit && point["tokens"] == found["tokens"]
+    });
     let least = within.map(|point| point["bytes"].as_u64().unwrap()).min();
     assert_eq!(choice["bytes"].as_u64(), least);
     let second = run(&mut all(&bench, "5%"));
@@ -117,20 +126,61 @@ fn a_bundle_is_run_as_the_guard_has_found() {
     assert_eq!(loose["settings"]["exact_share"], 0.0, "{}", loose["settings"]);
 }
 
+/// Loses patience after some measurements.
+struct Impatient {
+    left: usize,
+    asked: usize,
+}
+
+impl Progress for Impatient {
+    fn begin(&mut self, phase: Phase, _: u64) {
+        assert_eq!(phase, Phase::Evaluation);
+        assert!(self.asked < self.left, "out of patience");
+        self.asked += 1;
+    }
+    fn advance(&mut self, _: u64) {}
+}
+
 #[test]
-fn units_made_apart_are_merged() {
+fn a_search_that_was_ended_goes_on_and_finds_the_same() {
     let bench = Bench::new();
     run(&mut all(&bench, "5%"));
-    let guard = |artifacts: &str, units: Option<&str>| {
-        let mut guard = stage(&bench, "guard", artifacts);
-        guard.args(["--resident", "30%"]);
-        guard.args(units.iter().flat_map(|units| ["--units", units]));
-        artifact(&json(&guard.output().unwrap()))
+    let chain = |artifacts: &str| {
+        let (model, artifacts) = (bench.model(), bench.dir.path().join(artifacts));
+        Chain::open(&model, &artifacts, tiny(), vec![text()], &mut ()).unwrap()
     };
-    let whole = guard("a", None);
-    let bytes = std::fs::read(&whole).unwrap();
-    std::fs::remove_file(&whole).unwrap();
-    let parts = ["1..3", "0..1"].map(|units| guard("a", Some(units)));
-    let merged = run(program("merge").args(&parts).arg("--json"));
-    assert!(std::fs::read(artifact(&merged)).unwrap() == bytes);
+    let made = chain("a");
+    let activations = made.recorded("test", &mut ()).unwrap();
+    let bases = made.recipe.guard.bases.clone().into_iter().map(|bits| {
+        let stage = made.base_of(&activations, bits, &made.recipe.base.exact_shares).unwrap();
+        Base::new(made.source.store.need(&stage, "test").unwrap()).unwrap()
+    });
+    let bases: Vec<Base> = bases.collect();
+    let mut recipe = tiny();
+    (recipe.guard.block_neurons, recipe.guard.resident) = (vec![1], 0.3);
+    recipe.guard.thresholds = true;
+    let tokens = made.prompts().unwrap().held_out(recipe.guard.eval_tokens).unwrap();
+    let search = |artifacts: &str, left: usize| {
+        let source = bench.source_in(artifacts);
+        let stage = GuardStage::new(&source, &bases, &[], tokens.clone(), 32, &recipe);
+        let mut progress = Impatient { left, asked: 0 };
+        let ended =
+            catch_unwind(AssertUnwindSafe(|| source.store.run(&stage, None, &mut progress)));
+        (ended.ok().map(|made| made.unwrap()), progress.asked)
+    };
+    let (whole, all) = search("whole", usize::MAX);
+    let (whole, outcome) = whole.unwrap();
+    assert!(outcome == Outcome::Made && all > 5, "{all} measurements");
+    let mut done = 0;
+    for left in [0, 1, all / 2] {
+        let (ended, asked) = search("ended", left);
+        assert!(ended.is_none() && asked == left);
+        done += asked;
+    }
+    let (ended, asked) = search("ended", usize::MAX);
+    assert_eq!(asked, all - done, "what was measured is not measured again");
+    let bytes = |artifact: &Artifact| std::fs::read(artifact.path()).unwrap();
+    assert!(bytes(&ended.unwrap().0) == bytes(&whole));
+    let folder = std::fs::read_dir(whole.path().parent().unwrap()).unwrap();
+    assert_eq!(folder.count(), 1, "what was kept on the way is gone");
 }
