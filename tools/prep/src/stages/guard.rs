@@ -8,7 +8,7 @@
 //!
 //! An *arm* is base, format, block size, and whether one count or one threshold for all layers selects; with a share it
 //! is a candidate. Candidates are measured by a masked forward, on as much of the held-out text as it takes to be sure
-//! ([`paired`]), those that promise most first ([`search`]); the answers on all of it. The artifact is one record of JSON.
+//! (`paired`), those that promise most first (`search`); the answers on all of it. The artifact is one record of JSON.
 //! Measurements are kept as they are made, so a search that was ended goes on. Each depends on the ones before it: one
 //! machine does it all. Thresholds are measured only: a bundle cannot ask for one.
 
