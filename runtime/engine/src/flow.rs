@@ -105,6 +105,31 @@ pub(crate) struct Flow {
     layers: Vec<LayerStats>,
 }
 
+/// The cache's books: which slots stay, and whose.
+fn books(
+    map: &WeightMap,
+    plan: &MemoryPlan,
+    columns: &Columns,
+    policy: Box<dyn EvictionPolicy>,
+) -> WeightCache {
+    let layers = map.layers.len() as u32;
+    // Slots that do not stay are for blocks on their way; none are where every block has its own.
+    let (stay, all_stay) = (plan.slots - plan.passing, plan.passing == 0);
+    let kept = map.layers.iter().zip(0..).map(|(extents, layer)| match all_stay {
+        true => extents.ffn.blocks(),
+        false => stay / layers + u32::from(layer < stay % layers),
+    });
+    let sharing = match columns.sharing {
+        Share::Layer => Sharing::PerLayer(kept.collect()),
+        Share::Global => Sharing::Global(stay),
+    };
+    let admission = match columns.admission {
+        Admit::Compete => Admission::Compete,
+        Admit::Always => Admission::Always,
+    };
+    WeightCache::new(blocks_of(map), plan.slots, sharing, admission, policy)
+}
+
 impl Flow {
     /// Slots for blocks as planned, and their books.
     pub(crate) fn open(
@@ -119,23 +144,9 @@ impl Flow {
         let lend = |ffn| backend.lend(room.bytes(), plan.slot_bytes as usize, ffn);
         let lent = ffn.first().is_some_and(lend);
         let memory = split(room, plan.slot_bytes, plan.slots);
-        let layers = ffn.len() as u32;
-        // Slots that do not stay are for blocks on their way; all are where every block has its own.
-        let (stay, all_stay) = (plan.slots - plan.passing, plan.passing == 0);
-        let passing = if all_stay { plan.slots } else { plan.passing };
-        let kept = ffn.iter().zip(0..).map(|(ffn, layer)| match all_stay {
-            true => ffn.blocks(),
-            false => stay / layers + u32::from(layer < stay % layers),
-        });
-        let sharing = match columns.sharing {
-            Share::Layer => Sharing::PerLayer(kept.collect()),
-            Share::Global => Sharing::Global(stay),
-        };
-        let admission = match columns.admission {
-            Admit::Compete => Admission::Compete,
-            Admit::Always => Admission::Always,
-        };
-        let cache = WeightCache::new(blocks_of(map), plan.slots, sharing, admission, policy);
+        let cache = books(map, plan, columns, policy);
+        // All are for blocks on their way where every block has its own.
+        let passing = if plan.passing == 0 { plan.slots } else { plan.passing };
         let most = ffn.iter().map(FfnExtent::blocks).max().unwrap_or(0) as usize;
         let slots = memory.len();
         let buffers = match plan.merge {

@@ -276,14 +276,28 @@ impl Recipe {
                 return Err(format!("{name} is {share}; wanted more than 0, at most 1"));
             }
         }
-        for (name, predictor) in [("predictor", predictor), ("literal", &self.literal)] {
-            check_predictor(name, predictor, activations.stages)?;
+        self.check_learning()?;
+        check_placement(placement)?;
+        check_guard(&self.guard)?;
+        check_lut(&self.lut)?;
+        check_reuse(reuse)
+    }
+
+    /// Whether the predictors have what they learn from, and what they are measured on.
+    fn check_learning(&self) -> std::result::Result<(), String> {
+        let stages = self.activations.stages;
+        for (name, predictor) in [("predictor", &self.predictor), ("literal", &self.literal)] {
+            if let Some(step) = predictor.mixture.iter().find(|&&step| step > stages) {
+                return Err(format!(
+                    "{name}.mixture has {step}, and activations.stages are {stages}: wanted 0 to {stages}"
+                ));
+            }
         }
-        let windows = calibration.tokens / u64::from(calibration.window);
+        let windows = self.calibration.tokens / u64::from(self.calibration.window);
         for (name, every) in [
-            ("predictor", predictor.holdout_every),
+            ("predictor", self.predictor.holdout_every),
             ("literal", self.literal.holdout_every),
-            ("reuse", reuse.holdout_every),
+            ("reuse", self.reuse.holdout_every),
         ] {
             if u64::from(every) > windows {
                 return Err(format!(
@@ -291,10 +305,7 @@ impl Recipe {
                 ));
             }
         }
-        check_placement(placement)?;
-        check_guard(&self.guard)?;
-        check_lut(&self.lut)?;
-        check_reuse(reuse)
+        Ok(())
     }
 }
 
@@ -339,20 +350,6 @@ fn check_lut(lut: &Lut) -> std::result::Result<(), String> {
         return Err(format!("lut.significance is {significance}; wanted more than 0, below 1"));
     }
     Ok(())
-}
-
-/// Whether the residuals that it learns from are recorded.
-fn check_predictor(
-    name: &str,
-    predictor: &Predictor,
-    stages: u32,
-) -> std::result::Result<(), String> {
-    match predictor.mixture.iter().find(|&&step| step > stages) {
-        Some(step) => Err(format!(
-            "{name}.mixture has {step}, and activations.stages are {stages}: wanted 0 to {stages}"
-        )),
-        None => Ok(()),
-    }
 }
 
 fn check_placement(placement: &Placement) -> std::result::Result<(), String> {
