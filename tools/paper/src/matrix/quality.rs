@@ -219,9 +219,9 @@ mod tests {
     #[test]
     fn the_guards_perplexities_are_over_dense() {
         let guard_of = json!({"guard": [{"dense_perplexity": 20.0, "choices": [
-            {"tolerance": 0.05, "share": 0.25, "base_share": 0.125, "perplexity": 21.0},
+            {"tolerance": 0.05, "exact_share": 0.25, "base_share": 0.125, "bytes": 3e6, "perplexity": 21.0},
         ]}]});
-        let wanted = [(0.0, 25.0), (1.0, 12.5), (2.0, 1.05)];
+        let wanted = [(0.0, 25.0), (1.0, 12.5), (2.0, 3.0), (3.0, 1.05)];
         assert_eq!(found(guard, guard_of), wanted.map(|(x, y)| ("5 %".to_owned(), x, y)));
     }
 }
