@@ -220,6 +220,13 @@ fn run_schedules(seeds: std::ops::Range<u64>) {
     assert!(passed > 0 && failed > 0, "{passed} passed, {failed} failed: both must be seen");
 }
 
+/// Whether this process ignores a signal, as what runs in a shell's background does with SIGINT.
+fn is_ignored(signal: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
+}
+
 /// What is being packed is removed by the signal that ends the program.
 #[test]
 fn a_signal_leaves_no_half_bundle() {
@@ -243,7 +250,13 @@ fn a_signal_leaves_no_half_bundle() {
         "2048",
     ]);
     assert!(synth.output().unwrap().status.success());
-    for signal in ["INT", "TERM"] {
+    for (number, signal) in [(2, "INT"), (15, "TERM")] {
+        if is_ignored(number) {
+            eprintln!(
+                "SIG{signal}: whoever started these tests has it ignored, and so it is by what they start"
+            );
+            continue;
+        }
         let mut import = program().args(["import", "model", "--out", OUT]).spawn().unwrap();
         let half = || {
             let names = std::fs::read_dir(dir.path()).unwrap();
