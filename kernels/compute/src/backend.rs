@@ -77,6 +77,29 @@ impl<'a> NeuronBlocks<'a> {
     }
 }
 
+/// The shape of blocks, for kernels that take them from several places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlpShape {
+    /// Number format of all three rows.
+    pub dtype: DType,
+    /// Weights of a row.
+    pub hidden: u32,
+    /// Neurons of a block.
+    pub block_neurons: u32,
+    /// Bytes from a block to the next, a multiple of 64.
+    pub block_stride: u32,
+}
+
+impl MlpShape {
+    /// That of a layer's blocks.
+    #[must_use]
+    pub fn of(ffn: &FfnExtent) -> MlpShape {
+        let block_stride = u32::try_from(ffn.block_stride()).expect("a block of a few megabytes");
+        let FfnExtent { dtype, hidden, block_neurons, .. } = *ffn;
+        MlpShape { dtype, hidden, block_neurons, block_stride }
+    }
+}
+
 /// The dense matrices of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
@@ -194,8 +217,8 @@ pub trait ComputeBackend: Send {
     fn mlp(&mut self, layer: LayerId, blocks: &NeuronBlocks<'_>);
     /// Decode: the same for neurons in several places, in any order; all of one number format.
     ///
-    /// Unless the backend was asked not to care (it says so itself), the sum depends on the order of the neurons over all calls since `mlp_input`, not on how they are split into
-    /// calls and parts. Ascending it is `mlp`'s.
+    /// Unless the backend was asked not to care (it says so itself), the sum depends on the order of the neurons over all
+    /// calls since `mlp_input`, not on how they are split into calls and parts. Ascending it is `mlp`'s.
     fn mlp_blocks(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]);
     /// Decode, between `mlp_input` and `mlp_output`: the residual with what the FFN has summed so far, stand-ins
     /// included; hidden. Eq. 2's x~ after the stages that have run; after the last one, `mlp_output`'s result.

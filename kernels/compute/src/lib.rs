@@ -28,7 +28,8 @@
 mod backend;
 mod base;
 pub use backend::{
-    ComputeBackend, KvDType, MatrixRows, NeuronBlocks, Outputs, Pass, Projection, ProjectionPart,
+    ComputeBackend, KvDType, MatrixRows, MlpShape, NeuronBlocks, Outputs, Pass, Projection,
+    ProjectionPart,
 };
 pub use base::{BaseNeurons, BaseTables, is_chosen};
 

@@ -3,7 +3,7 @@
 //! Every way computes the same neurons and is checked against a plain sum in f64 before it is timed.
 
 use crate::CudaError;
-use crate::blocks::{Blocks, Entry, MlpShape};
+use crate::blocks::{Blocks, Entry};
 use crate::device::{Device, Grid, args};
 use crate::error::{Kind, check};
 use crate::launch::{Loads, dtype_name};
@@ -11,7 +11,7 @@ use crate::stages::{StagedMlp, StagedOptions};
 use cudarc::driver::sys;
 use ls_bundle::model::DType;
 use ls_compute::conformance::Rng;
-use ls_compute::dequantize_row;
+use ls_compute::{MlpShape, dequantize_row};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 

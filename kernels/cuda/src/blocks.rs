@@ -2,20 +2,7 @@
 
 use crate::CudaError;
 use crate::device::{Device, Mapped, Memory};
-use ls_bundle::model::DType;
-
-/// The shape of the neurons that run.
-#[derive(Clone, Copy, Debug)]
-pub struct MlpShape {
-    /// Number format of all three rows.
-    pub dtype: DType,
-    /// Weights of a row.
-    pub hidden: u32,
-    /// Neurons of a block.
-    pub block_neurons: u32,
-    /// Bytes from a block to the next, a multiple of 64.
-    pub block_stride: u32,
-}
+use ls_compute::MlpShape;
 
 /// A block of neurons in memory that the device can address: its address, its number of neurons - 1, and whether it is in
 /// host memory.

@@ -35,11 +35,12 @@ mod stages;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};
-pub use blocks::{Blocks, Entry, MlpShape};
+pub use blocks::{Blocks, Entry};
 pub use built::{BUILT, BUILT_FROM};
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
 pub use kernels::{KernelSource, compile, module_names, text_hash};
 pub use launch::Loads;
+pub use ls_compute::MlpShape;
 pub use nvrtc::Nvrtc;
 pub use stages::{MAX_STAGES, StagedMlp, StagedOptions};

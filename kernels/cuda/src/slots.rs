@@ -5,7 +5,7 @@
 //! from there for as long as the slot holds it. What stays in the device's memory is so decided by the engine's cache.
 
 use crate::CudaError;
-use crate::blocks::{Entry, MlpShape};
+use crate::blocks::Entry;
 use crate::device::{Device, Memory};
 use crate::error::Kind;
 use crate::launch::Loads;
@@ -13,7 +13,7 @@ use crate::stages::{Keeping, StagedMlp, StagedOptions, Vectors};
 use crate::weights::Pinned;
 use ls_bundle::ids::LayerId;
 use ls_bundle::model::FfnExtent;
-use ls_compute::NeuronBlocks;
+use ls_compute::{MlpShape, NeuronBlocks};
 
 /// After how long the kernel pauses if no block comes.
 const PATIENCE_MS: u64 = 300;
@@ -88,7 +88,6 @@ pub(crate) struct Staged {
     mlp: StagedMlp,
     shape: MlpShape,
     slots: Slots,
-    is_open: bool,
     /// Blocks on their way to a stage.
     entries: Vec<Entry>,
 }
@@ -101,25 +100,14 @@ impl Staged {
         loads: Loads,
         in_place: bool,
     ) -> Result<Staged, CudaError> {
-        let shape = MlpShape {
-            dtype: ffn.dtype,
-            hidden: ffn.hidden,
-            block_neurons: ffn.block_neurons,
-            block_stride: u32::try_from(ffn.block_stride()).expect("a block of a few megabytes"),
-        };
+        let shape = MlpShape::of(ffn);
         let multiprocessors = device.info().multiprocessors;
         let patience_ms = PATIENCE_MS;
         let options = StagedOptions { multiprocessors, loads, patience_ms, overlapping: false };
         let mut mlp = StagedMlp::new(device, shape, options)?;
         let slots = Slots::new(device, slots, slot_bytes, in_place)?;
         mlp.keep(slots.keeping());
-        Ok(Staged {
-            mlp,
-            shape,
-            slots,
-            is_open: false,
-            entries: Vec::with_capacity(ffn.blocks() as usize),
-        })
+        Ok(Staged { mlp, shape, slots, entries: Vec::with_capacity(ffn.blocks() as usize) })
     }
 
     /// Bytes of device memory for blocks.
@@ -128,27 +116,30 @@ impl Staged {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.is_open
+        self.mlp.is_open()
     }
 
     /// Lists the blocks of the next stage; false if some are in no slot or of another shape.
     pub(crate) fn list(&mut self, layer: LayerId, blocks: &[NeuronBlocks<'_>]) -> bool {
         self.entries.clear();
-        let MlpShape { dtype, hidden, block_neurons, block_stride } = self.shape;
-        blocks.iter().all(|block| {
-            let shape = (block.dtype, block.hidden, block.block_neurons, block.block_stride as u32);
-            let fits = shape == (dtype, hidden, block_neurons, block_stride);
+        let all = blocks.iter().all(|block| {
+            let NeuronBlocks { dtype, hidden, block_neurons, .. } = *block;
+            let block_stride = block.block_stride as u32;
+            let fits = MlpShape { dtype, hidden, block_neurons, block_stride } == self.shape;
             let single = block.neurons <= block_neurons;
             let entry = if fits && single { self.slots.find(layer, block) } else { None };
             entry.map(|entry| self.entries.push(entry)).is_some()
-        })
+        });
+        if !all {
+            // The kernel will not leave those where they are said to be.
+            self.slots.held.fill(NOTHING);
+        }
+        all
     }
 
     /// Starts the kernel: what it adds up is added to `vectors.sum`.
     pub(crate) fn open(&mut self, vectors: Vectors) -> Result<(), Kind> {
-        self.mlp.open_at(vectors)?;
-        self.is_open = true;
-        Ok(())
+        self.mlp.open_at(vectors)
     }
 
     /// Posts the listed blocks.
@@ -163,7 +154,6 @@ impl Staged {
 
     /// Lets the kernel end.
     pub(crate) fn close(&mut self) -> Result<(), CudaError> {
-        self.is_open = false;
         self.mlp.close()
     }
 

@@ -17,10 +17,11 @@ mod open;
 pub(crate) use open::{Keeping, Vectors};
 
 use crate::CudaError;
-use crate::blocks::{Entry, MlpShape};
+use crate::blocks::Entry;
 use crate::device::{Device, Mapped, Memory};
 use crate::error::Kind;
 use crate::launch::{LAP_SHIFT, LAPS, LIST_RING, Loads, MlpArgs, MlpKernel, STAGE_RING};
+use ls_compute::MlpShape;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

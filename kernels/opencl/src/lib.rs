@@ -29,4 +29,5 @@ mod weights;
 pub use backend::{OpenClBackend, OpenClOptions};
 pub use device::{Device, DeviceInfo, Sharing, Wanted};
 pub use error::OpenClError;
-pub use stages::{Block, Coordination, MAX_STAGES, MlpShape, StagedMlp, StagedOptions};
+pub use ls_compute::MlpShape;
+pub use stages::{Block, Coordination, MAX_STAGES, StagedMlp, StagedOptions};

@@ -19,7 +19,7 @@ mod flags;
 use crate::OpenClError;
 use crate::device::{Device, Sharing};
 use crate::error::Kind;
-use ls_bundle::model::DType;
+use ls_compute::MlpShape;
 use std::time::{Duration, Instant};
 
 /// Stages that host and device may be apart; `STAGE_RING` of `cl/stages.cl`.
@@ -28,19 +28,6 @@ const STAGE_RING: u32 = 16;
 pub const MAX_STAGES: u32 = STAGE_RING / 2;
 /// Most neurons of a block: an entry of the list has six bits for them.
 const MAX_BLOCK_NEURONS: u32 = 64;
-
-/// The shape of the neurons that run.
-#[derive(Clone, Copy, Debug)]
-pub struct MlpShape {
-    /// Number format of all three rows.
-    pub dtype: DType,
-    /// Weights of a row.
-    pub hidden: u32,
-    /// Neurons of a block.
-    pub block_neurons: u32,
-    /// Bytes from a block to the next, a multiple of 64.
-    pub block_stride: u32,
-}
 
 /// How the kernel runs.
 #[derive(Clone, Copy, Debug)]

@@ -133,6 +133,11 @@ impl StagedMlp {
         self.wait_done(self.posted_stages)
     }
 
+    /// Whether a launch is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// The last posted stage, of all launches.
     pub(crate) fn last_stage(&self) -> u32 {
         self.posted_stages.wrapping_sub(1)

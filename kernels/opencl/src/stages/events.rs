@@ -1,11 +1,12 @@
 //! Kernels for each stage, and events that tell of their ends: for devices that share no memory while a kernel runs.
 
-use super::{Block, MlpShape, STAGE_RING};
+use super::{Block, STAGE_RING};
 use crate::buffers::FFN_LANES;
 use crate::dense::{GROUP_ROWS, RowsArgs};
 use crate::device::{Arg, Device, Memory};
 use crate::error::Kind;
 use crate::programs::SIZE;
+use ls_compute::MlpShape;
 use opencl3::event::{CL_COMPLETE, Event};
 use opencl3::kernel::Kernel;
 

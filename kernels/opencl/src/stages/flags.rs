@@ -1,9 +1,10 @@
 //! One kernel that stays on the device and waits for the host's flags: the host's side of `cl/stages.cl`.
 
-use super::{Block, MlpShape, STAGE_RING, StagedOptions};
+use super::{Block, STAGE_RING, StagedOptions};
 use crate::device::{Arg, Device, Memory, SharedMemory};
 use crate::error::{Kind, failed};
 use crate::programs;
+use ls_compute::MlpShape;
 use opencl3::event::{CL_COMPLETE, Event};
 use opencl3::kernel::Kernel;
 use std::sync::atomic::{AtomicU32, Ordering};
