@@ -35,6 +35,23 @@ pub struct Entry {
 /// Exit codes that are answers: what was asked for does not fit, or is not there.
 const ANSWERS: [i32; 3] = [0, 5, 6];
 
+#[cfg(test)]
+impl Entry {
+    /// Of a command that ended well and printed `output`.
+    pub(crate) fn printed(output: Vec<Value>) -> Entry {
+        Entry {
+            key: String::new(),
+            command: String::new(),
+            limit_bytes: None,
+            rep: 0,
+            exit: Some(0),
+            seconds: 1.0,
+            output,
+            error: None,
+        }
+    }
+}
+
 impl Entry {
     /// Whether running it again would tell nothing new.
     #[must_use]
@@ -133,16 +150,7 @@ mod tests {
     fn entry(key: &str, exit: Option<i32>) -> Entry {
         let first = json!({"rate": 1.0});
         let last = json!({"rate": 2.0, "device": {"power_w": 5}, "by_layer": [1, 2.5, null]});
-        Entry {
-            key: key.into(),
-            command: "ls-run".into(),
-            limit_bytes: None,
-            rep: 0,
-            exit,
-            seconds: 0.5,
-            output: vec![first, last],
-            error: None,
-        }
+        Entry { key: key.into(), exit, ..Entry::printed(vec![first, last]) }
     }
 
     #[test]

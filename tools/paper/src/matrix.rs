@@ -217,16 +217,7 @@ mod tests {
     use serde_json::json;
 
     fn entry(output: serde_json::Value) -> Entry {
-        Entry {
-            key: String::new(),
-            command: String::new(),
-            limit_bytes: None,
-            rep: 0,
-            exit: Some(0),
-            seconds: 1.0,
-            output: vec![output],
-            error: None,
-        }
+        Entry::printed(vec![output])
     }
 
     #[test]

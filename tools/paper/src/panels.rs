@@ -470,16 +470,7 @@ mod tests {
             let job = Job::new(Program::LsRun, "model", Vec::new(), Vec::new());
             job.cell("figure-8", "dense", (50.0, ""), move |_| Some(y))
         });
-        let entry = Entry {
-            key: String::new(),
-            command: String::new(),
-            limit_bytes: None,
-            rep: 0,
-            exit: Some(0),
-            seconds: 1.0,
-            output: Vec::new(),
-            error: None,
-        };
+        let entry = Entry::printed(Vec::new());
         let all = filled(&jobs, &[], |_| Ok(Some(&entry))).unwrap();
         let figure_8 = all.iter().find(|filled| filled.panel.id == "figure-8").unwrap();
         let point = &figure_8.series[0].points[0];

@@ -144,16 +144,7 @@ mod tests {
         let output = json!({
             "misses_by_layer": [1, 1], "decode_tokens": 10, "decode_tok_s": 10.0, "predicting_s": 0.2, "predictions": 40,
         });
-        let entry = Entry {
-            key: String::new(),
-            command: String::new(),
-            limit_bytes: None,
-            rep: 0,
-            exit: Some(0),
-            seconds: 1.0,
-            output: vec![output],
-            error: None,
-        };
+        let entry = Entry::printed(vec![output]);
         let found = table_1(&entry, "hashing");
         let found: Vec<f64> = found.iter().map(|reading| reading.y.round()).collect();
         assert_eq!(found, [40_000.0, 5_000.0, 2.0]);

@@ -188,16 +188,7 @@ mod tests {
     use serde_json::json;
 
     fn found(read: fn(&Entry) -> Vec<Reading>, output: Value) -> Vec<(String, f64, f64)> {
-        let entry = Entry {
-            key: String::new(),
-            command: String::new(),
-            limit_bytes: None,
-            rep: 0,
-            exit: Some(0),
-            seconds: 1.0,
-            output: vec![output],
-            error: None,
-        };
+        let entry = Entry::printed(vec![output]);
         read(&entry).into_iter().map(|reading| (reading.series, reading.x, reading.y)).collect()
     }
 
