@@ -341,9 +341,6 @@ impl ComputeBackend for CudaBackend {
         self.close_stages();
         self.norm(self.vectors.layers[layer.index()].mlp_norm, 0, self.pass.tokens);
         self.ffn = Ffn::default();
-        if self.pass.decode {
-            done(self.buffers.lanes.fill_zero(0, self.buffers.lanes.bytes()));
-        }
     }
 
     fn mlp(&mut self, _layer: LayerId, blocks: &NeuronBlocks<'_>) {

@@ -54,7 +54,11 @@ impl CudaBackend {
         }
     }
 
+    /// The arguments of every launch that sums in lanes; they begin at zero.
     fn mlp_args(&self, blocks: &NeuronBlocks<'_>) -> MlpArgs {
+        if self.ffn.blocks == 0 {
+            done(self.buffers.lanes.fill_zero(0, self.buffers.lanes.bytes()));
+        }
         MlpArgs {
             h: self.buffers.h.address(),
             lanes: self.buffers.lanes.address(),
@@ -138,7 +142,6 @@ impl CudaBackend {
             let vectors = Vectors { h: self.buffers.h.address(), sum: self.buffers.x.address() };
             if self.has_sums() {
                 self.add_lanes(vectors.sum);
-                done(self.buffers.lanes.fill_zero(0, self.buffers.lanes.bytes()));
                 self.ffn = Ffn { blocks: 0, settled: self.ffn.stand_ins, ..self.ffn };
             }
             let staged = self.staged.as_mut().expect("looked at above");
@@ -173,7 +176,11 @@ impl CudaBackend {
         let (x, lanes, stand_ins) = (b.x.address(), b.lanes.address(), b.stand_ins.address());
         let is_new = self.ffn.stand_ins && !self.ffn.settled;
         let constant = if is_new { b.constant.address() } else { 0 };
-        let count = self.mlp.map_or(0, |(_, kernel)| kernel.lanes());
+        // Without blocks lanes hold what was summed before.
+        let count = match self.mlp {
+            Some((_, kernel)) if self.ffn.blocks > 0 => kernel.lanes(),
+            _ => 0,
+        };
         let grid = Grid::new(hidden.div_ceil(32), 256);
         let args = args!(to, x, lanes, count, stand_ins, constant, hidden);
         // SAFETY: sums are `hidden` wide, and as many as are said.

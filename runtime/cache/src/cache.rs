@@ -217,6 +217,12 @@ impl WeightCache {
         self.slot_of[self.blocks.index(block)] != NONE
     }
 
+    /// Whether every block is there or on its way.
+    #[must_use]
+    pub fn holds_all(&self) -> bool {
+        self.slots.len() - self.free.len() == self.blocks.count() as usize
+    }
+
     /// Slots that hold a block of a layer or wait for one.
     #[must_use]
     pub fn held(&self, layer: LayerId) -> u32 {

@@ -358,6 +358,18 @@ impl Flow {
         self.ready[..self.usable].sort_unstable_by_key(|ready| place(ready.block));
     }
 
+    /// Puts the ready blocks of each segment, of which the ends are given, in the order of their memory: jumping about in it costs up to a fifth of the time.
+    pub(crate) fn line_up(&mut self, segments: impl IntoIterator<Item = u64>) {
+        let mut rest = &mut self.ready[..self.usable];
+        let mut begin = 0;
+        for end in segments {
+            let count = rest.len().min((end - begin) as usize);
+            let (segment, others) = rest.split_at_mut(count);
+            segment.sort_unstable_by_key(|ready| ready.slot);
+            (rest, begin) = (others, end);
+        }
+    }
+
     /// The first `count` ready blocks have been given to the backend.
     pub(crate) fn ran(&mut self, count: usize) {
         self.running.extend(self.ready.drain(..count).map(|ready| ready.slot));

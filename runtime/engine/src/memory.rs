@@ -28,7 +28,8 @@ const MIN_DEPTH: u32 = 2;
 pub enum Budget {
     /// A cap on resident bytes of the whole process, page cache on its behalf included.
     Total(ByteCount),
-    /// The paper's notion: this share of the weights stays resident; all else comes on top.
+    /// The paper's notion: this share of the weights stays resident; all else comes on top. With all of them a sparse engine
+    /// has a slot for every block.
     WeightCache(f64),
 }
 
@@ -73,6 +74,12 @@ impl Merge {
     const MAX_BUFFERS: u64 = 24;
     /// Most blocks of a read.
     pub const MAX_BLOCKS: usize = 16;
+
+    /// Bytes of all buffers.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.buffer_bytes * u64::from(self.buffers)
+    }
 
     /// What a read of `len` bytes costs.
     #[must_use]
@@ -342,10 +349,23 @@ impl Planner<'_> {
         let resident = (self.weights.total() as f64 * share.clamp(0.0, 1.0)) as u64;
         let streams = resident < self.weights.total() || self.request.sparse.is_some();
         let ring = if streams { self.full_ring() } else { 0 };
-        // Tables hold weights too: they count as part of the share.
-        let resident = ByteCount(resident).saturating_sub(self.tables());
-        let resident = resident.max(ByteCount(self.min_slots()));
+        let resident = if self.request.sparse.is_some() && share >= 1.0 {
+            ByteCount(self.everything_in_slots())
+        } else {
+            // Tables hold weights too: they count as part of the share.
+            ByteCount(resident).saturating_sub(self.tables()).max(ByteCount(self.min_slots()))
+        };
         self.overhead(context, self.wanted_pass(context), ring) + resident
+    }
+
+    /// Room in which all dense tensors are resident and every block has a slot.
+    fn everything_in_slots(&self) -> u64 {
+        let blocks: u64 = self.map.layers.iter().map(|layer| u64::from(layer.ffn.blocks())).sum();
+        let dense = self.weights.total() - self.weights.ffn;
+        let needed = dense + blocks * (self.slot_bytes() + SLOT_BOOKS);
+        // Merged reads take more of a larger room: more than of the one that results.
+        let merge = self.merge(2 * needed);
+        needed + merge.map_or(0, |merge| merge.bytes())
     }
 
     fn with_context(&self, budget: ByteCount, context: u32) -> MemoryPlan {
@@ -400,10 +420,9 @@ impl Planner<'_> {
             room = room.saturating_sub(ring + self.row_buffers());
         }
         if let Some(merge) = self.merge(room) {
-            let bytes = merge.buffer_bytes * u64::from(merge.buffers);
             plan.merge = Some(merge);
-            plan.io_buffers += ByteCount(bytes);
-            room -= bytes;
+            plan.io_buffers += ByteCount(merge.bytes());
+            room -= merge.bytes();
         }
         self.place(&mut plan, room);
         plan

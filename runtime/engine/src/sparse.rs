@@ -188,6 +188,7 @@ impl SparseFfn {
         }
         let predicts = self.predictor.is_some() && !self.columns.runs_all();
         self.reads_ahead = predicts
+            && !self.flow.cache().holds_all()
             && match self.columns.prefetch {
                 Prefetch::Off => self.prefetch.fixed(false),
                 Prefetch::On => self.prefetch.fixed(true),
@@ -384,6 +385,14 @@ impl SparseFfn {
         let staged = self.columns.cadence == Cadence::Stage;
         let mut looks = staged && self.reads_ahead;
         let mut ran = 0;
+        if self.columns.compute_order == ComputeOrder::Arrival {
+            // A partial result that is looked at shall be of the most important neurons.
+            if looks {
+                self.flow.line_up(Segments::new(self.plan.compute, total as u64));
+            } else {
+                self.flow.line_up([total as u64]);
+            }
+        }
         for end in Segments::new(self.plan.compute, total as u64) {
             let end = end as usize;
             while ran < end {

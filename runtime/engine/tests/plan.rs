@@ -133,6 +133,21 @@ fn a_weight_cache_is_a_share_of_the_weights_with_the_rest_on_top() {
 }
 
 #[test]
+fn with_all_weights_cached_every_block_has_a_slot() {
+    let (_, map) = smollm2();
+    let blocks: u32 = map.layers.iter().map(|layer| layer.ffn.blocks()).sum();
+    for (table_mib, read_cost_bytes) in [(0, 0), (40, 12_000), (400, 64 << 10), (0, 1 << 20)] {
+        let needs =
+            SparseNeeds { table_bytes: table_mib << 20, book_bytes: 1 << 20, visit_blocks: 150 };
+        let all = Budget::WeightCache(1.0);
+        let asked = PlanRequest { sparse: Some(needs), read_cost_bytes, ..request(all) };
+        let plan = fit(&asked).unwrap();
+        assert_eq!((plan.slots, plan.passing), (blocks, 0), "{table_mib}, {read_cost_bytes}");
+        assert!(plan.planned() <= plan.budget);
+    }
+}
+
+#[test]
 fn reading_together_takes_what_is_spare_and_never_raises_the_minimum() {
     let (config, map) = smollm2();
     let needs = SparseNeeds { table_bytes: 40 << 20, book_bytes: 1 << 20, visit_blocks: 0 };

@@ -134,3 +134,16 @@ fn what_is_offered_stays_if_it_is_worth_it() {
     let counts = cache.counts(LayerId(0));
     assert_eq!((counts.demand_hits, counts.misses, counts.prefetched_in_vain), (2, 1, 0));
 }
+
+#[test]
+fn all_are_held_whatever_lies_between_layers() {
+    let blocks = Blocks::new(vec![2..4, 7..9]);
+    let policy = Box::new(Lru::new(&blocks));
+    let sharing = Sharing::PerLayer(vec![2, 2]);
+    let mut cache = WeightCache::new(blocks, 4, sharing, Admission::Compete, policy);
+    for block in [2, 3, 7, 8] {
+        assert!(!cache.holds_all());
+        assert!(cache.offer(BlockId(block)).is_some());
+    }
+    assert!(cache.holds_all());
+}

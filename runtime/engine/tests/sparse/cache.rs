@@ -134,6 +134,7 @@ fn with_room_for_all_blocks_decode_reads_nothing() {
         let (_, first) = read(&mut engine);
         let (_, again) = read(&mut engine);
         assert_eq!((first, again), (0, 0), "{policy:?}: the prompt has left them");
+        assert_eq!(engine.prefetched_tokens().0, 0, "there is nothing to read ahead");
     }
 }
 

@@ -270,7 +270,7 @@ impl Findings {
         for Run { budget, outcome } in &self.runs {
             let text = match outcome {
                 Ok(plan) => format!(
-                    "{:>3.0} % of the weights resident, {} read a token, at most {:.1} tokens/s, context {}",
+                    "{:>3.0} % of the weights resident, up to {} read a token, at most {:.1} tokens/s, context {}",
                     100.0 * plan["weight_cache_share"].as_f64().unwrap_or(0.0),
                     ByteCount(plan["streamed_bytes_per_token"].as_u64().unwrap_or(0)),
                     plan["bound_tok_s"].as_f64().unwrap_or(0.0),

@@ -139,6 +139,30 @@ impl Load {
     }
 }
 
+/// Bytes that decoding a token reads from the disk.
+#[derive(Clone, Copy, Debug)]
+struct Reads {
+    /// If the cache has as much of what is wanted as it can keep.
+    warm: u64,
+    /// If it has nothing of that.
+    cold: u64,
+}
+
+impl Reads {
+    fn of(map: &WeightMap, plan: &MemoryPlan, columns: Option<&Columns>) -> Reads {
+        let streamed = plan.streamed(map).0;
+        let Some(columns) = columns else { return Reads { warm: streamed, cold: streamed } };
+        let ffn = map.layers.iter().map(|layer| layer.ffn);
+        let all: u64 = ffn.clone().map(|ffn| ffn.extent().len).sum();
+        let wanted: u64 =
+            ffn.map(|f| columns.count(f.blocks() as usize) as u64 * f.block_stride()).sum();
+        let stride = map.layers.iter().map(|layer| layer.ffn.block_stride()).max().unwrap_or(0);
+        let kept = u64::from(plan.slots - plan.passing) * stride;
+        let dense = streamed - all;
+        Reads { warm: dense + wanted.saturating_sub(kept), cold: dense + wanted }
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut session = Session::open(&args.run)?;
@@ -150,20 +174,31 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let (config, map) = (session.bundle.model(), session.bundle.weights());
     let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
     let streamed = plan.streamed(map);
-    let bound = machine.bound_tok_s(&Load::dense(config, map, &plan, args.prompt_tokens));
+    let columns = session.system.columns;
+    let reads = Reads::of(map, &plan, columns.as_ref());
+    let bound = |read_bytes| {
+        machine.bound_tok_s(&match &columns {
+            None => Load::dense(config, map, &plan, args.prompt_tokens),
+            Some(c) => Load::sparse(config, map, &plan, args.prompt_tokens, c, read_bytes),
+        })
+    };
+    let (bound, cold_bound) = (bound(reads.warm), bound(reads.cold));
     let passes = args.prompt_tokens.div_ceil(plan.pass_tokens);
     let load_s = plan.resident().0 as f64 / machine.disk_bytes_s;
     let first_s = load_s + f64::from(passes) * streamed.0 as f64 / machine.disk_bytes_s;
-    let weight_cache = plan.resident().0 as f64 / plan.weights.0 as f64;
+    // Slots are a little larger than their blocks.
+    let weight_cache = (plan.resident().0 as f64 / plan.weights.0 as f64).min(1.0);
     let device = session.device_memory(workload, &plan);
     if args.json {
         let mut object = serde_json::json!({
-            "streamed_bytes_per_token": streamed.0,
+            "streamed_bytes_per_token": reads.cold,
+            "streamed_bytes_per_pass": streamed.0,
             "weight_cache_share": weight_cache,
             "minimum_bytes": minimum.0,
             "disk_bytes_s": machine.disk_bytes_s,
             "memory_bytes_s": machine.memory_bytes_s,
             "bound_tok_s": bound,
+            "cold_bound_tok_s": cold_bound,
             "expected_ttft_s": first_s,
             "store": session.store().name(),
         });
@@ -192,11 +227,16 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         row("KV cache, activations, buffers", own)?;
         row("copies of what is resident", copies)?;
     }
+    let streams = match columns {
+        None => format!("{streamed} streamed a token"),
+        Some(_) => format!(
+            "{} wanted from disk or cache a token, {streamed} streamed by a pass over a prompt",
+            ByteCount(reads.cold)
+        ),
+    };
+    let share = 100.0 * weight_cache;
     print_line(&format!(
-        "{:.1} % of the weights resident (--weight-cache {:.1}%); {} streamed a token",
-        100.0 * weight_cache,
-        100.0 * weight_cache,
-        streamed
+        "{share:.1} % of the weights resident (--weight-cache {share:.1}%); {streams}"
     ))?;
     print_line(&format!(
         "disk {:.0} MB/s by {}, memory {:.1} GB/s with {} threads",
@@ -205,8 +245,14 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         machine.memory_bytes_s / 1e9,
         session.threads
     ))?;
+    let cold = match columns {
+        None => String::new(),
+        Some(_) => {
+            format!(" where the cache has what a token wants, {cold_bound:.2} where it has nothing")
+        }
+    };
     print_line(&format!(
-        "expected here: at most {bound:.2} tokens/s; first token of a {}-token prompt after at least {first_s:.1} s",
+        "expected here: at most {bound:.2} tokens/s{cold}; first token of a {}-token prompt after at least {first_s:.1} s",
         args.prompt_tokens
     ))
 }
