@@ -331,6 +331,11 @@ impl Session {
         Some((own, plan.resident() + plan.tables, all))
     }
 
+    /// Whether a device other than the processor computes.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.device.is_some()
+    }
+
     /// Whether a card may add up an FFN in the order in which blocks arrive.
     fn may_stage(&self) -> bool {
         self.system.columns.is_some() && !self.args.policies.canonical

@@ -103,7 +103,7 @@ pub struct Job {
     pub limit_bytes: Option<u64>,
     /// How long it may take; it is ended then.
     pub patience: Duration,
-    /// Which repetition. All jobs of a repetition run before the next, so that rows alternate.
+    /// Which repetition.
     pub rep: u32,
     /// Name of the model that it is about.
     pub model: String,

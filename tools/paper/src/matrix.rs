@@ -68,6 +68,8 @@ struct Effort {
     sparsities: &'static [u32],
     /// Items of a dataset.
     items: u32,
+    /// Times that one command is repeated, to see how steady the machine is.
+    again: u32,
 }
 
 /// The budget at which other things are varied, in percent of the bundle.
@@ -95,6 +97,7 @@ impl Effort {
             },
             sparsities: if quick { &[50, 80, 90] } else { &[25, 50, 70, 80, 90, 95] },
             items: if quick || large { 4 } else { 100 },
+            again: if quick { 6 } else { 12 },
         }
     }
 }
@@ -109,25 +112,44 @@ struct Bench<'a> {
     effort: Effort,
 }
 
-/// All jobs.
+/// All jobs, in the order in which they run.
 #[must_use]
 pub fn jobs(inputs: &Inputs) -> Vec<Job> {
+    let benches = inputs.models.iter().map(|model| {
+        let effort = Effort::of(model, inputs.quick);
+        Bench { model, inputs, effort }
+    });
     let mut jobs = Vec::new();
-    for model in &inputs.models {
-        let bench = Bench { model, inputs, effort: Effort::of(model, inputs.quick) };
+    for bench in benches.clone() {
         bench.quality(&mut jobs);
         bench.speed(&mut jobs);
         bench.beside(&mut jobs);
     }
-    if let Some(model) = inputs.models.first().filter(|_| inputs.gpu) {
-        jobs.extend(beside::coordination(&model.name, Effort::of(model, inputs.quick).reps));
+    if let Some(bench) = benches.clone().next().filter(|_| inputs.gpu) {
+        jobs.extend(beside::coordination(&bench.model.name, bench.effort.reps));
     }
-    if !inputs.panels.is_empty() {
-        jobs.retain(|job| {
-            job.feeds.iter().any(|feed| inputs.panels.iter().any(|p| p == feed.panel))
-        });
+    let wanted = |panel: &str| inputs.panels.is_empty() || inputs.panels.iter().any(|p| p == panel);
+    jobs.retain(|job| job.feeds.iter().any(|feed| wanted(feed.panel)));
+    // Stable: all jobs of a repetition come before the next, so that rows alternate.
+    jobs.sort_by_key(|job| job.rep);
+    if wanted("steadiness") {
+        jobs = benches.fold(jobs, |jobs, bench| between(jobs, bench.steadiness()));
     }
     jobs
+}
+
+/// Puts some jobs evenly between the others, before the first and behind the last.
+fn between(jobs: Vec<Job>, some: Vec<Job>) -> Vec<Job> {
+    let (count, gaps) = (jobs.len(), some.len().saturating_sub(1).max(1));
+    let mut jobs = jobs.into_iter();
+    let mut all = Vec::new();
+    for (place, job) in some.into_iter().enumerate() {
+        let before = count * place / gaps;
+        all.extend(jobs.by_ref().take(before - (all.len() - place)));
+        all.push(job);
+    }
+    all.extend(jobs);
+    all
 }
 
 impl Bench<'_> {
@@ -230,6 +252,19 @@ mod tests {
         assert_eq!(shares, [Some(50.0), Some(30.0), Some(20.0)]);
         assert_eq!(misses_by_layer(&found), [12.5, 50.0]);
         assert_eq!(requests(&entry(json!({})), "missed"), None);
+    }
+
+    #[test]
+    fn some_jobs_come_evenly_between_the_others() {
+        let job = |model: &str| Job::new(Program::LsRun, model, Vec::new(), Vec::new());
+        let names = |others: usize, some: usize| {
+            let jobs = (0..others).map(|_| job("-")).collect();
+            let all = between(jobs, (0..some).map(|_| job("X")).collect());
+            all.iter().map(|job| job.model.clone()).collect::<String>()
+        };
+        assert_eq!(names(6, 3), "X---X---X");
+        assert_eq!(names(5, 3), "X--X---X");
+        assert_eq!(["X--", "XXXX", "--"], [names(2, 1), names(0, 4), names(2, 0)]);
     }
 
     #[test]

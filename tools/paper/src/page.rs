@@ -53,6 +53,17 @@ pub fn page(filled: &[Filled], machine: &Machine, notes: &[String]) -> String {
                 put(&mut html, format_args!("<a href=\"#p{place}\">{title}</a>"));
             }
             html += "</nav>";
+            let own = |other: &&Filled| other.model == model && other.panel.id == "steadiness";
+            if let Some((low, high, count)) = filled.iter().find(own).and_then(Filled::spread) {
+                let (low, high) = (short(low), short(high));
+                put(
+                    &mut html,
+                    format_args!(
+                        "<p>Over this run the same command reached {low} to {high} tokens/s, {count} times: no speed below is more \
+                         exact than that.</p>"
+                    ),
+                );
+            }
         }
         section(&mut html, index, panel);
     }

@@ -125,6 +125,15 @@ pub const PANELS: &[Panel] = &[
         without: ALL_FAILED,
     },
     Panel {
+        id: "steadiness",
+        title: "Beside all speeds. One command over the whole run",
+        shape: lines("place in the run, %", RATE),
+        here: "Dense decode at the middle budget of Figure 8, again and again between the other commands. It shows what else the \
+               machine has to do: speeds whose difference is within this spread are not different.",
+        paper: "Not reported.",
+        without: ALL_FAILED,
+    },
+    Panel {
         id: "figure-8",
         title: "Figure 8. Tokens a second, by memory",
         shape: lines(SHARE, RATE),
@@ -312,6 +321,17 @@ pub struct Filled {
     /// Why there is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing: Option<&'static str>,
+}
+
+impl Filled {
+    /// The smallest, the largest and the number of all points.
+    #[must_use]
+    pub fn spread(&self) -> Option<(f64, f64, usize)> {
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        let low = points().map(|point| point.low).min_by(f64::total_cmp)?;
+        let high = points().map(|point| point.high).max_by(f64::total_cmp)?;
+        Some((low, high, points().count()))
+    }
 }
 
 /// Readings of the same point.

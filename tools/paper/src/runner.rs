@@ -1,4 +1,4 @@
-//! Runs jobs, one at a time and in turns, into the ledger.
+//! Runs jobs, one at a time, into the ledger.
 
 use crate::job::{Job, Program, Stamps};
 use crate::ledger::{Entry, Ledger};
@@ -139,7 +139,7 @@ impl Machine {
     }
 }
 
-/// Runs what the ledger has no answer for; tells `progress` of each job that is done (all, done). Returns how many ran.
+/// Runs what the ledger has no answer for, in this order; tells `progress` of each job that is done (all, done). Returns how many ran.
 ///
 /// # Errors
 /// If a program cannot be started or the ledger not be written. A command that fails is an entry.
@@ -149,13 +149,10 @@ pub fn run(
     ledger: &mut Ledger,
     mut progress: impl FnMut(usize, usize, &str),
 ) -> Result<usize> {
-    let mut order: Vec<&Job> = jobs.iter().collect();
-    // Stable: within a repetition the order of the matrix.
-    order.sort_by_key(|job| job.rep);
     let (mut stamps, mut ran) = (Stamps::default(), 0);
-    for (done, job) in order.iter().enumerate() {
+    for (done, job) in jobs.iter().enumerate() {
         let command = job.command();
-        progress(order.len(), done, &command);
+        progress(jobs.len(), done, &command);
         let key = job.key(programs, &mut stamps)?;
         if ledger.get(&key).is_some_and(Entry::is_answer) {
             continue;
@@ -163,7 +160,7 @@ pub fn run(
         ledger.add(one(job, key, command, programs)?)?;
         ran += 1;
     }
-    progress(order.len(), order.len(), "");
+    progress(jobs.len(), jobs.len(), "");
     Ok(ran)
 }
 

@@ -88,6 +88,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let (store, threads, middle) =
         (session.store().name(), session.threads, args.prompt_tokens + args.n_predict / 2);
     let (system, table) = (session.system, session.table.clone());
+    let on_device = session.is_on_device();
     let (bundle, mut engine) = session.start(&plan, workload)?;
     let decode = |engine: &mut Engine| repetition(args, engine, vocab_size, &script).map(drop);
     let controllers = Controllers::new(args, table, &mut engine, decode)?;
@@ -99,7 +100,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let before = Machine::of(&mut engine, threads, &plan)?;
         let run = repetition(args, &mut engine, vocab_size, &script)?;
         rates.push(run.decode_tok_s);
-        let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?);
+        let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?)
+            .computing_on(on_device);
         let map = bundle.weights();
         let load = load(&system, &bundle, &plan, middle, run.bytes_per_token);
         if !args.json {
@@ -157,12 +159,17 @@ fn tell(
     let bound_tok_s = machine.bound_tok_s(load);
     let controller =
         system.columns.map_or(String::new(), |columns| format!(", {}", columns.controller.name()));
+    let of_bound = match bound_tok_s.is_finite() {
+        true => {
+            format!("{:.0} % of the bound {bound_tok_s:.2}", 100.0 * run.decode_tok_s / bound_tok_s)
+        }
+        false => "no bound is known".into(),
+    };
     print_line(&format!(
-        "{}{controller}: decode {:.2} tokens/s ({:.0} % of the bound {bound_tok_s:.2}), prefill {:.1} tokens/s, {} read a token, \
+        "{}{controller}: decode {:.2} tokens/s ({of_bound}), prefill {:.1} tokens/s, {} read a token, \
          peak {} of {}",
         system.name(),
         run.decode_tok_s,
-        100.0 * run.decode_tok_s / bound_tok_s,
         script.prompt.len() as f64 / run.ttft_s,
         ByteCount(run.bytes_per_token),
         ByteCount(peak_resident()?),
@@ -191,7 +198,7 @@ fn measured(
         "disk_bytes_s": machine.disk_bytes_s,
         "memory_bytes_s": machine.memory_bytes_s,
         "bound_tok_s": bound_tok_s,
-        "bound_fraction": run.decode_tok_s / bound_tok_s,
+        "bound_fraction": bound_tok_s.is_finite().then(|| run.decode_tok_s / bound_tok_s),
     });
     run.device.iter().for_each(|(figures, _)| extend(&mut object, figures.clone()));
     Ok(object)

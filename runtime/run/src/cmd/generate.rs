@@ -37,7 +37,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let trace = Trace::to(args.trace.as_deref(), &mut session);
     let plan = session.plan(workload)?;
     let (system, threads) = (session.system.describe(), session.threads);
-    let is_dense = session.system.columns.is_none();
+    let (is_dense, on_device) = (session.system.columns.is_none(), session.is_on_device());
     check_length(args, ids.len(), &plan)?;
     let (bundle, mut engine) = session.start(&plan, workload)?;
     trace.begin(&mut engine);
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let (bundle, engine) = (speaker.bundle(), speaker.engine());
     report(args, &plan, engine, system, &answer, &generated, readings)?;
     if is_dense && answer.tokens >= LEAST_TOKENS && !args.json {
-        let machine = Machine::as_loaded(engine, threads);
+        let machine = Machine::as_loaded(engine, threads).computing_on(on_device);
         let position = answer.prompt_tokens + answer.tokens / 2;
         let load = Load::dense(bundle.model(), bundle.weights(), &plan, position);
         let waited = engine.stats().stalled - waited_before;

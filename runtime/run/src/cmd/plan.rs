@@ -23,7 +23,7 @@ const PROBE_BYTES: usize = 256 << 20;
 pub(crate) struct Machine {
     /// Direct reads of the plan's request size and depth, bytes a second.
     pub(crate) disk_bytes_s: f64,
-    /// Sequential reads of memory by all computing threads, bytes a second.
+    /// Sequential reads of memory by all computing threads, bytes a second; infinite where it is not known.
     pub(crate) memory_bytes_s: f64,
 }
 
@@ -81,6 +81,13 @@ impl Machine {
         Machine { disk_bytes_s, memory_bytes_s }
     }
 
+    /// The same; if weights are computed with by a device nothing is known of its memory.
+    #[must_use]
+    pub(crate) fn computing_on(self, device: bool) -> Machine {
+        let memory_bytes_s = if device { f64::INFINITY } else { self.memory_bytes_s };
+        Machine { memory_bytes_s, ..self }
+    }
+
     /// Between two measurements: rates whose times are the means of theirs.
     pub(crate) fn between(a: Machine, b: Machine) -> Machine {
         let mean = |a: f64, b: f64| 2.0 / (1.0 / a + 1.0 / b);
@@ -90,7 +97,8 @@ impl Machine {
         }
     }
 
-    /// The most tokens a second that can be reached: the slower of what must be read and what must be touched.
+    /// The most tokens a second that can be reached: the slower of what must be read and what must be touched. Infinite if
+    /// nothing is read, and nothing known of memory.
     #[must_use]
     pub(crate) fn bound_tok_s(&self, load: &Load) -> f64 {
         let disk = load.read_bytes as f64 / self.disk_bytes_s;
@@ -171,37 +179,12 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let workload = Workload { prompt_tokens: args.prompt_tokens, scored_tokens: 0 };
     let plan = session.plan(workload)?;
     let minimum = session.minimum(workload)?;
-    let (config, map) = (session.bundle.model(), session.bundle.weights());
-    let machine = Machine::measure(&args.run.bundle, &plan, session.threads)?;
-    let streamed = plan.streamed(map);
-    let columns = session.system.columns;
-    let reads = Reads::of(map, &plan, columns.as_ref());
-    let bound = |read_bytes| {
-        machine.bound_tok_s(&match &columns {
-            None => Load::dense(config, map, &plan, args.prompt_tokens),
-            Some(c) => Load::sparse(config, map, &plan, args.prompt_tokens, c, read_bytes),
-        })
-    };
-    let (bound, cold_bound) = (bound(reads.warm), bound(reads.cold));
-    let passes = args.prompt_tokens.div_ceil(plan.pass_tokens);
-    let load_s = plan.resident().0 as f64 / machine.disk_bytes_s;
-    let first_s = load_s + f64::from(passes) * streamed.0 as f64 / machine.disk_bytes_s;
-    // Slots are a little larger than their blocks.
-    let weight_cache = (plan.resident().0 as f64 / plan.weights.0 as f64).min(1.0);
+    let expected = Expected::here(args, &session, &plan)?;
     let device = session.device_memory(workload, &plan);
     if args.json {
-        let mut object = serde_json::json!({
-            "streamed_bytes_per_token": reads.cold,
-            "streamed_bytes_per_pass": streamed.0,
-            "weight_cache_share": weight_cache,
-            "minimum_bytes": minimum.0,
-            "disk_bytes_s": machine.disk_bytes_s,
-            "memory_bytes_s": machine.memory_bytes_s,
-            "bound_tok_s": bound,
-            "cold_bound_tok_s": cold_bound,
-            "expected_ttft_s": first_s,
-            "store": session.store().name(),
-        });
+        let mut object = expected.json();
+        extend(&mut object, serde_json::json!({ "minimum_bytes": minimum.0 }));
+        extend(&mut object, serde_json::json!({ "store": session.store().name() }));
         extend(&mut object, plan_json(&plan));
         if let Some((own, copies, all)) = device {
             let device = serde_json::json!({
@@ -227,32 +210,107 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         row("KV cache, activations, buffers", own)?;
         row("copies of what is resident", copies)?;
     }
-    let streams = match columns {
-        None => format!("{streamed} streamed a token"),
-        Some(_) => format!(
-            "{} wanted from disk or cache a token, {streamed} streamed by a pass over a prompt",
-            ByteCount(reads.cold)
-        ),
-    };
-    let share = 100.0 * weight_cache;
-    print_line(&format!(
-        "{share:.1} % of the weights resident (--weight-cache {share:.1}%); {streams}"
-    ))?;
-    print_line(&format!(
-        "disk {:.0} MB/s by {}, memory {:.1} GB/s with {} threads",
-        machine.disk_bytes_s / 1e6,
-        session.store().name(),
-        machine.memory_bytes_s / 1e9,
-        session.threads
-    ))?;
-    let cold = match columns {
-        None => String::new(),
-        Some(_) => {
-            format!(" where the cache has what a token wants, {cold_bound:.2} where it has nothing")
-        }
-    };
-    print_line(&format!(
-        "expected here: at most {bound:.2} tokens/s{cold}; first token of a {}-token prompt after at least {first_s:.1} s",
-        args.prompt_tokens
-    ))
+    expected.lines(&session, args.prompt_tokens).iter().try_for_each(|line| print_line(line))
+}
+
+/// What may be expected of a plan on this machine.
+struct Expected {
+    machine: Machine,
+    reads: Reads,
+    /// Whether decode runs all neurons.
+    is_dense: bool,
+    /// Bytes that a pass over a prompt streams.
+    pass: ByteCount,
+    /// Share of the weights that is resident.
+    weight_cache: f64,
+    /// Tokens a second at most, with a full and with an empty cache.
+    bound_tok_s: f64,
+    cold_bound_tok_s: f64,
+    first_token_s: f64,
+}
+
+impl Expected {
+    fn here(args: &PlanArgs, session: &Session, plan: &MemoryPlan) -> anyhow::Result<Expected> {
+        let (config, map) = (session.bundle.model(), session.bundle.weights());
+        let machine = Machine::measure(&args.run.bundle, plan, session.threads)?
+            .computing_on(session.is_on_device());
+        let columns = session.system.columns.as_ref();
+        let reads = Reads::of(map, plan, columns);
+        let bound = |read_bytes| {
+            machine.bound_tok_s(&match columns {
+                None => Load::dense(config, map, plan, args.prompt_tokens),
+                Some(c) => Load::sparse(config, map, plan, args.prompt_tokens, c, read_bytes),
+            })
+        };
+        let pass = plan.streamed(map);
+        let passes = args.prompt_tokens.div_ceil(plan.pass_tokens);
+        let first_bytes = plan.resident().0 + u64::from(passes) * pass.0;
+        Ok(Expected {
+            machine,
+            reads,
+            is_dense: columns.is_none(),
+            pass,
+            // Slots are a little larger than their blocks.
+            weight_cache: (plan.resident().0 as f64 / plan.weights.0 as f64).min(1.0),
+            bound_tok_s: bound(reads.warm),
+            cold_bound_tok_s: bound(reads.cold),
+            first_token_s: first_bytes as f64 / machine.disk_bytes_s,
+        })
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "streamed_bytes_per_token": self.reads.cold,
+            "streamed_bytes_per_pass": self.pass.0,
+            "weight_cache_share": self.weight_cache,
+            "disk_bytes_s": self.machine.disk_bytes_s,
+            "memory_bytes_s": self.machine.memory_bytes_s,
+            "bound_tok_s": self.bound_tok_s,
+            "cold_bound_tok_s": self.cold_bound_tok_s,
+            "expected_ttft_s": self.first_token_s,
+        })
+    }
+
+    fn lines(&self, session: &Session, prompt_tokens: u32) -> [String; 3] {
+        let (share, pass, wanted) =
+            (100.0 * self.weight_cache, self.pass, ByteCount(self.reads.cold));
+        let streams = match self.is_dense {
+            true => format!("{pass} streamed a token"),
+            false => format!(
+                "{wanted} wanted from disk or cache a token, {pass} streamed by a pass over a prompt"
+            ),
+        };
+        let Machine { disk_bytes_s, memory_bytes_s } = self.machine;
+        let (disk_mb_s, store) = (disk_bytes_s / 1e6, session.store().name());
+        let memory = match memory_bytes_s.is_finite() {
+            true => {
+                format!(
+                    ", memory {:.1} GB/s with {} threads",
+                    memory_bytes_s / 1e9,
+                    session.threads
+                )
+            }
+            false => String::new(),
+        };
+        let expected = match self.bound_tok_s.is_finite() {
+            true => format!("at most {:.2}", self.bound_tok_s),
+            false => "as many as the device computes".into(),
+        };
+        let cold = match self.is_dense {
+            true => String::new(),
+            false => format!(
+                " where the cache has what a token wants, {:.2} where it has nothing",
+                self.cold_bound_tok_s
+            ),
+        };
+        let first_s = self.first_token_s;
+        [
+            format!("{share:.1} % of the weights resident (--weight-cache {share:.1}%); {streams}"),
+            format!("disk {disk_mb_s:.0} MB/s by {store}{memory}"),
+            format!(
+                "expected here: {expected} tokens/s{cold}; first token of a {prompt_tokens}-token prompt after at least \
+                 {first_s:.1} s"
+            ),
+        ]
+    }
 }

@@ -62,6 +62,19 @@ impl Bench<'_> {
         }
     }
 
+    /// One command again and again over the whole run.
+    pub(super) fn steadiness(&self) -> Vec<Job> {
+        let memory = self.memory_bytes(MIDDLE).to_string();
+        let last = f64::from(self.effort.again - 1);
+        let job = |rep| {
+            let mut job = self.bench(&["--system", "dense", "--memory", &memory]);
+            job.rep = rep;
+            let place = (100.0 * f64::from(rep) / last).round();
+            job.point("steadiness", "dense", place, "decode_tok_s")
+        };
+        (0..self.effort.again).map(job).collect()
+    }
+
     fn has_peers(&self) -> bool {
         !self.inputs.peers.is_empty() && self.model.peer.is_some()
     }
