@@ -89,11 +89,9 @@ const MAY_BE_UNSAFE: &[&str] =
     &["ls-sync", "ls-io", "ls-cpu", "ls-cuda", "ls-opencl", "ls-hash", "ls-fuzz"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .ancestors()
-        .nth(2)
-        .expect("tools/tidy is two below")
-        .to_owned()
+    // Of this run, not of the build: checkouts may share a folder of builds.
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the test is from");
+    Path::new(&own).ancestors().nth(2).expect("tools/tidy is two below").to_owned()
 }
 
 /// Files that git tracks or would track.
