@@ -358,7 +358,8 @@ impl Flow {
         self.ready[..self.usable].sort_unstable_by_key(|ready| place(ready.block));
     }
 
-    /// Puts the ready blocks of each segment, of which the ends are given, in the order of their memory: jumping about in it costs up to a fifth of the time.
+    /// Puts the ready blocks of each segment, of which the ends are given, in the order of their memory: jumping about in
+    /// gigabytes is slower.
     pub(crate) fn line_up(&mut self, segments: impl IntoIterator<Item = u64>) {
         let mut rest = &mut self.ready[..self.usable];
         let mut begin = 0;

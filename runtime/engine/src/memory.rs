@@ -323,15 +323,23 @@ impl Planner<'_> {
 
     /// Bytes of the smallest number of slots.
     fn min_slots(&self) -> u64 {
-        let slots = u64::from(MIN_SLOTS) * (self.slot_bytes() + SLOT_BOOKS);
-        if self.request.sparse.is_some() { slots } else { 0 }
+        if self.request.sparse.is_some() { self.slots(MIN_SLOTS) } else { 0 }
     }
 
     /// Bytes of slots for all blocks of a visit, where they are a small part of `room`.
     fn passing_slots(&self, room: u64) -> u64 {
         let Some(needs) = self.request.sparse else { return 0 };
-        let visit = u64::from(needs.visit_blocks) * (self.slot_bytes() + SLOT_BOOKS);
-        visit.min(room / PASSING_PART).max(self.min_slots())
+        self.slots(needs.visit_blocks).min(room / PASSING_PART).max(self.min_slots())
+    }
+
+    /// Bytes of so many slots and their books.
+    fn slots(&self, count: u32) -> u64 {
+        u64::from(count) * (self.slot_bytes() + SLOT_BOOKS)
+    }
+
+    /// All streamed blocks.
+    fn blocks(&self) -> u32 {
+        self.map.layers.iter().map(|layer| layer.ffn.blocks()).sum()
     }
 
     /// Bytes of a slot: the longest window of a block.
@@ -360,9 +368,7 @@ impl Planner<'_> {
 
     /// Room in which all dense tensors are resident and every block has a slot.
     fn everything_in_slots(&self) -> u64 {
-        let blocks: u64 = self.map.layers.iter().map(|layer| u64::from(layer.ffn.blocks())).sum();
-        let dense = self.weights.total() - self.weights.ffn;
-        let needed = dense + blocks * (self.slot_bytes() + SLOT_BOOKS);
+        let needed = self.weights.total() - self.weights.ffn + self.slots(self.blocks());
         // Merged reads take more of a larger room: more than of the one that results.
         let merge = self.merge(2 * needed);
         needed + merge.map_or(0, |merge| merge.bytes())
@@ -461,11 +467,11 @@ impl Planner<'_> {
         }
         if sparse {
             let left = room.saturating_sub(plan.resident_dense.0);
-            let blocks: u32 = self.map.layers.iter().map(|layer| layer.ffn.blocks()).sum();
+            let blocks = self.blocks();
             plan.slot_bytes = self.slot_bytes();
             // More than all blocks would never be filled.
-            plan.slots = (left / (plan.slot_bytes + SLOT_BOOKS)).min(u64::from(blocks)) as u32;
-            plan.resident_ffn = ByteCount(u64::from(plan.slots) * (plan.slot_bytes + SLOT_BOOKS));
+            plan.slots = (left / self.slots(1)).min(u64::from(blocks)) as u32;
+            plan.resident_ffn = ByteCount(self.slots(plan.slots));
             let visit = self.request.sparse.map_or(0, |needs| needs.visit_blocks);
             let passing = (plan.slots / 8).clamp(MIN_SLOTS, MAX_PASSING);
             // Where every block has a slot none has to make room.

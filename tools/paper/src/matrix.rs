@@ -115,17 +115,15 @@ struct Bench<'a> {
 /// All jobs, in the order in which they run.
 #[must_use]
 pub fn jobs(inputs: &Inputs) -> Vec<Job> {
-    let benches = inputs.models.iter().map(|model| {
-        let effort = Effort::of(model, inputs.quick);
-        Bench { model, inputs, effort }
-    });
+    let bench = |model| Bench { model, inputs, effort: Effort::of(model, inputs.quick) };
+    let benches: Vec<Bench<'_>> = inputs.models.iter().map(bench).collect();
     let mut jobs = Vec::new();
-    for bench in benches.clone() {
+    for bench in &benches {
         bench.quality(&mut jobs);
         bench.speed(&mut jobs);
         bench.beside(&mut jobs);
     }
-    if let Some(bench) = benches.clone().next().filter(|_| inputs.gpu) {
+    if let Some(bench) = benches.first().filter(|_| inputs.gpu) {
         jobs.extend(beside::coordination(&bench.model.name, bench.effort.reps));
     }
     let wanted = |panel: &str| inputs.panels.is_empty() || inputs.panels.iter().any(|p| p == panel);
@@ -133,7 +131,7 @@ pub fn jobs(inputs: &Inputs) -> Vec<Job> {
     // Stable: all jobs of a repetition come before the next, so that rows alternate.
     jobs.sort_by_key(|job| job.rep);
     if wanted("steadiness") {
-        jobs = benches.fold(jobs, |jobs, bench| between(jobs, bench.steadiness()));
+        jobs = benches.iter().fold(jobs, |jobs, bench| between(jobs, bench.steadiness()));
     }
     jobs
 }

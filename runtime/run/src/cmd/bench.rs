@@ -12,7 +12,6 @@ use crate::session::{Session, Workload, peak_resident};
 use crate::system::System;
 use crate::trace::Trace;
 use anyhow::Context;
-use ls_bundle::Bundle;
 use ls_bundle::ids::ByteCount;
 use ls_engine::Engine;
 use ls_engine::memory::MemoryPlan;
@@ -103,7 +102,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let machine = Machine::between(before, Machine::of(&mut engine, threads, &plan)?)
             .computing_on(on_device);
         let map = bundle.weights();
-        let load = load(&system, &bundle, &plan, middle, run.bytes_per_token);
+        let (read, columns) = (run.bytes_per_token, system.columns.as_ref());
+        let load = Load::of(bundle.model(), map, &plan, middle, columns, read);
         if !args.json {
             tell(&system, &script, &plan, &machine, &load, &run)?;
             continue;
@@ -130,21 +130,6 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         print_audit(&engine)?;
     }
     trace.end(&mut engine)
-}
-
-/// What a token asked of the machine, `position` tokens into the text.
-fn load(
-    system: &System,
-    bundle: &Bundle,
-    plan: &MemoryPlan,
-    position: u32,
-    bytes_per_token: u64,
-) -> Load {
-    let (config, map) = (bundle.model(), bundle.weights());
-    match &system.columns {
-        None => Load::dense(config, map, plan, position),
-        Some(columns) => Load::sparse(config, map, plan, position, columns, bytes_per_token),
-    }
 }
 
 /// A repetition in a line.

@@ -117,6 +117,21 @@ pub(crate) struct Load {
 }
 
 impl Load {
+    /// Of a system with these choices, or of the dense one; `read_bytes` are a sparse system's.
+    pub(crate) fn of(
+        config: &ModelConfig,
+        map: &WeightMap,
+        plan: &MemoryPlan,
+        position: u32,
+        columns: Option<&Columns>,
+        read_bytes: u64,
+    ) -> Load {
+        match columns {
+            None => Load::dense(config, map, plan, position),
+            Some(columns) => Load::sparse(config, map, plan, position, columns, read_bytes),
+        }
+    }
+
     /// Every weight, behind `position` tokens.
     pub(crate) fn dense(
         config: &ModelConfig,
@@ -132,7 +147,7 @@ impl Load {
     }
 
     /// A share of the neurons, beside tables of which nearly all is read; `read_bytes` as measured.
-    pub(crate) fn sparse(
+    fn sparse(
         config: &ModelConfig,
         map: &WeightMap,
         plan: &MemoryPlan,
@@ -141,10 +156,15 @@ impl Load {
         read_bytes: u64,
     ) -> Load {
         let dense = Load::dense(config, map, plan, position);
-        let ffn: u64 = map.layers.iter().map(|layer| layer.ffn.extent().len).sum();
+        let ffn = ffn_bytes(map);
         let exact = (ffn as f64 * f64::from(columns.exact_share)) as u64;
         Load { read_bytes, touched_bytes: dense.touched_bytes - ffn + exact + plan.tables.0 }
     }
+}
+
+/// Bytes of all FFNs.
+fn ffn_bytes(map: &WeightMap) -> u64 {
+    map.layers.iter().map(|layer| layer.ffn.extent().len).sum()
 }
 
 /// Bytes that decoding a token reads from the disk.
@@ -161,12 +181,11 @@ impl Reads {
         let streamed = plan.streamed(map).0;
         let Some(columns) = columns else { return Reads { warm: streamed, cold: streamed } };
         let ffn = map.layers.iter().map(|layer| layer.ffn);
-        let all: u64 = ffn.clone().map(|ffn| ffn.extent().len).sum();
         let wanted: u64 =
             ffn.map(|f| columns.count(f.blocks() as usize) as u64 * f.block_stride()).sum();
         let stride = map.layers.iter().map(|layer| layer.ffn.block_stride()).max().unwrap_or(0);
         let kept = u64::from(plan.slots - plan.passing) * stride;
-        let dense = streamed - all;
+        let dense = streamed - ffn_bytes(map);
         Reads { warm: dense + wanted.saturating_sub(kept), cold: dense + wanted }
     }
 }
@@ -183,8 +202,8 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let device = session.device_memory(workload, &plan);
     if args.json {
         let mut object = expected.json();
-        extend(&mut object, serde_json::json!({ "minimum_bytes": minimum.0 }));
-        extend(&mut object, serde_json::json!({ "store": session.store().name() }));
+        let store = session.store().name();
+        extend(&mut object, serde_json::json!({ "minimum_bytes": minimum.0, "store": store }));
         extend(&mut object, plan_json(&plan));
         if let Some((own, copies, all)) = device {
             let device = serde_json::json!({
@@ -237,10 +256,8 @@ impl Expected {
         let columns = session.system.columns.as_ref();
         let reads = Reads::of(map, plan, columns);
         let bound = |read_bytes| {
-            machine.bound_tok_s(&match columns {
-                None => Load::dense(config, map, plan, args.prompt_tokens),
-                Some(c) => Load::sparse(config, map, plan, args.prompt_tokens, c, read_bytes),
-            })
+            let position = args.prompt_tokens;
+            machine.bound_tok_s(&Load::of(config, map, plan, position, columns, read_bytes))
         };
         let pass = plan.streamed(map);
         let passes = args.prompt_tokens.div_ceil(plan.pass_tokens);

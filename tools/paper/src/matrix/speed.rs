@@ -66,13 +66,14 @@ impl Bench<'_> {
     pub(super) fn steadiness(&self) -> Vec<Job> {
         let memory = self.memory_bytes(MIDDLE).to_string();
         let last = f64::from(self.effort.again - 1);
-        let job = |rep| {
-            let mut job = self.bench(&["--system", "dense", "--memory", &memory]);
-            job.rep = rep;
-            let place = (100.0 * f64::from(rep) / last).round();
+        let again = Self::repeated(self.effort.again, || {
+            self.bench(&["--system", "dense", "--memory", &memory])
+        });
+        let placed = |job: Job| {
+            let place = (100.0 * f64::from(job.rep) / last).round();
             job.point("steadiness", "dense", place, "decode_tok_s")
         };
-        (0..self.effort.again).map(job).collect()
+        again.map(placed).collect()
     }
 
     fn has_peers(&self) -> bool {

@@ -158,17 +158,21 @@ impl<'a> GuardStage<'a> {
         let formats = std::iter::once(&Format::F16).chain(others);
         let dense = |&format| Arm { bits: None, format, block_neurons: 1, threshold: false };
         let mut arms: Vec<Arm> = formats.map(dense).collect();
-        let by: &[bool] = if recipe.thresholds { &[false, true] } else { &[false] };
         for base in self.bases {
             let bits = Some(base.params().bits);
             for &block_neurons in &recipe.block_neurons {
-                for &threshold in by {
+                for &threshold in self.selectors() {
                     let arm = |&format| Arm { bits, format, block_neurons, threshold };
                     arms.extend(recipe.formats.iter().map(arm));
                 }
             }
         }
         arms
+    }
+
+    /// Whether a threshold selects: what is searched.
+    fn selectors(&self) -> &'static [bool] {
+        if self.params.recipe.thresholds { &[false, true] } else { &[false] }
     }
 
     fn steps(&self) -> u32 {
@@ -294,8 +298,7 @@ impl<'a> GuardStage<'a> {
         for candidate in dense.map(|number| (number, self.steps())).chain(looked_at) {
             search.look(candidate, 0, &mut ruler)?;
         }
-        let by: &[bool] = if recipe.thresholds { &[false, true] } else { &[false] };
-        for &thresholds in by {
+        for &thresholds in self.selectors() {
             for &tolerance in &recipe.tolerances {
                 let is_allowed = |number: usize| thresholds || !arms[number].threshold;
                 search.settle(limit(tolerance), &is_allowed, &mut ruler)?;
