@@ -29,6 +29,9 @@
 #define BATCH 2
 #define MAX_GROUPS 2
 #define COPY_WARPS 4
+// From so many thread blocks on both groups of one add to the device's sums together: additions to one place wait for each
+// other. Fewer blocks rather have no group wait for the other.
+#define JOIN_BLOCKS 32
 #define LINE 32  // u32 of a line that nobody else touches
 // Of the end of a stage: it is the launch's last one. Its sums stay on the device.
 #define LAST 0x80000000u
@@ -210,7 +213,7 @@ struct Consumers {
 
     // Adds both groups' sums to the device's.
     __device__ void flush(bool dirty) {
-        if (groups > 1) {
+        if (groups > 1 && gridDim.x >= JOIN_BLOCKS) {
             if (group > 0) {
                 if (dirty) {
 #pragma unroll
@@ -343,6 +346,8 @@ struct Producer {
     u32 groups, lane, slot;
     u64 held;         // a lane's entry
     u32 used, count;  // of those held
+    u64 coming;       // a lane's entry of the posted ones from number `coming_from` on
+    u32 coming_from;
     u32 user, loads;  // the slot that has buffer number `lane`; slots that had a buffer
 
     __device__ u64 entry(u32 n) const {
@@ -362,20 +367,26 @@ struct Producer {
         return (u32)(e >> LAP_SHIFT) == (n / gridDim.x / LIST_RING + 1) % LAPS;
     }
 
-    // Reads entries ahead of their stage.
-    __device__ void look_ahead(u32 next) {
+    // Holds posted entries from `next` on, which may be ahead of their stage; those behind them are on their way meanwhile, as
+    // the bus takes microseconds.
+    __device__ void hold(u32 next) {
+        const u32 step = gridDim.x;
         used = 0, count = WARP;
-        held = posted(next + lane * gridDim.x);
+        held = coming_from == next ? coming : posted(next + lane * step);
+        coming_from = next + WARP * step;
+        coming = posted(coming_from + lane * step);
     }
 
     // Loads this block's entries next, next + blocks, ... before `end`; those before `known` may be looked at already.
     __device__ u32 load(u32 next, u32 end, u32 known) {
         const u32 step = gridDim.x, per_slot = min(p.buffer_bytes / p.stride, SLOT_ENTRIES);
         while ((int)(end - next) > 0) {
-            if (used == count) {
+            if (used == count && !p.posted) {
                 used = 0, count = min((known - next + step - 1) / step, WARP);
-                if (lane < count) held = p.posted ? posted(next + lane * step) : entry(next + lane * step);
-            } else if (p.posted) {
+                if (lane < count) held = entry(next + lane * step);
+            }
+            if (p.posted) {
+                if (used == count) hold(next);
                 // Those that were read too early are read again: they are there, as their stage is.
                 const u32 n = next + (lane - used) * step;
                 const bool mine = lane >= used && lane < count && (int)(known - n) > 0;
@@ -446,7 +457,7 @@ struct Producer {
         for (u32 s = p.first_stage; s != last;) {
             u32 ends = p.end, stages = p.known_stages;
             if (stages == 0) {
-                if (used == count) look_ahead(next);
+                if (used == count) hold(next);
                 stages = look(s, last, ends);
             }
             if (stages == 0) return;
@@ -604,7 +615,7 @@ __device__ void mlp(const Mlp& p) {
                                              groups, threadIdx.x % threads, threads, lane, role % warps, warps};
         consumers.run();
     } else if (role == groups * warps) {
-        Producer<LOADS> producer = {p, loader, groups, lane, 0, 0, 0, 0, 0, 0};
+        Producer<LOADS> producer = {p, loader, groups, lane, 0, 0, 0, 0, 0, ~0u, 0, 0};
         producer.run();
     } else if (role == groups * warps + 1) {
         if (p.posted) signal(p, shared, groups * warps * WARP, lane);
