@@ -6,13 +6,14 @@
 //!    base sees all neurons of; without one they are what was predicted while layer n - 1 worked, frozen when its last
 //!    stage ended.
 //! 2. *Ask*: blocks that are not in memory are read in the order of their priority (`flow`). How many bytes that is (R_n)
-//!    decides the layer's plan (3.2.3). Meanwhile the base's copies of all other neurons stand in for the blocks.
+//!    decides the layer's plan (3.2.3). Without a base both are done as soon as the choice is frozen, so that attention
+//!    runs while the disk reads. With one its copies of all other neurons stand in for the blocks meanwhile.
 //! 3. *Compute* in the plan's segments: blocks run as they arrive, a segment of them at a time (Eq. 1). The sum does not
 //!    care about the order.
 //! 4. *Refine*: after each segment, if the disk has time, the partial result (Eq. 2) is asked what layer n + 1 will want,
 //!    and that is read ahead, also in segments, until layer n + 1 asks for its blocks itself.
 //!
-//! Attention of layer n + 1 runs between 4 and the next 1, with reads going on: the paper's Interval II. Which of these
+//! Attention of layer n + 1 runs between its 1 or 2 and its 3, with reads going on: the paper's Interval II. Which of these
 //! things are done, and by whom, is a row of [`Columns`]. With [`Columns::canonical`] blocks run in the order of the file: a
 //! token is then the same whatever the timing, and where all neurons run it is the dense engine's, bit for bit. Nothing
 //! here allocates after `open`.
@@ -73,6 +74,8 @@ pub(crate) struct SparseFfn {
     predicted_for: Option<LayerId>,
     /// What predictions see; hidden.
     feature: Vec<f32>,
+    /// The layer whose blocks have been asked for before it is visited.
+    asked: Option<LayerId>,
     /// Blocks that run, in the order in which they are wanted.
     order: Vec<u32>,
     /// A bit for each neuron of theirs.
@@ -91,6 +94,8 @@ pub(crate) struct SparseFfn {
     visits: Vec<VisitRecord>,
     /// Whether the last of them does not know R_{n+1} yet.
     open: bool,
+    /// When the present layer was asked for, if what becomes of it is kept.
+    since: Option<Instant>,
 }
 
 impl std::fmt::Debug for SparseFfn {
@@ -125,6 +130,7 @@ impl SparseFfn {
             predicted: vec![0; blocks],
             predicted_for: None,
             feature: vec![0.0; hidden],
+            asked: None,
             order: Vec::with_capacity(blocks),
             chosen: vec![0; neurons.div_ceil(64)],
             places: vec![0; blocks],
@@ -134,6 +140,7 @@ impl SparseFfn {
             plan: CoordinationPlan::ONE_SHOT,
             visits: Vec::new(),
             open: false,
+            since: None,
             columns,
         })
     }
@@ -224,12 +231,9 @@ impl SparseFfn {
     pub(crate) fn run(&mut self, visit: &mut Visit<'_>) -> Result<(), EngineError> {
         let layer = visit.layer;
         let blocks = self.flow.ffn(layer).blocks() as usize;
-        let since = visit.disk.timeline.begin();
-        self.select(visit);
-        visit.disk.timeline.end(since, Span::Select, Some(layer), self.order.len());
-        self.audit(layer);
-        self.flow.ask(layer, &self.order);
-        let since = self.decide(visit);
+        if self.asked.take() != Some(layer) {
+            self.ask(visit, layer);
+        }
         self.flow.pump(&mut visit.disk)?;
         if self.order.len() < blocks && !self.base.is_empty() {
             let (neurons, tables) = self.base[layer.index()].view();
@@ -241,12 +245,35 @@ impl SparseFfn {
             self.predict_next(visit);
         }
         self.compute(visit)?;
-        self.conclude(layer, since);
+        self.conclude(layer);
         if let Some(predictor) = &mut self.predictor {
             predictor.wanted(layer, &self.order);
         }
         self.flow.settle();
+        let next = LayerId(layer.0 + 1);
+        if self.is_frozen(next) {
+            self.ask(visit, next);
+            self.asked = Some(next);
+            self.flow.pump(&mut visit.disk)?;
+        }
         Ok(())
+    }
+
+    /// Whether it is known what a layer will run before its input is.
+    fn is_frozen(&self, layer: LayerId) -> bool {
+        let is_predicted =
+            self.columns.refiner == Refiner::None && self.predicted_for == Some(layer);
+        layer.index() < self.flow.layers().len() && (is_predicted || self.columns.runs_all())
+    }
+
+    /// Chooses the blocks of a layer that run, and asks for them.
+    fn ask(&mut self, visit: &mut Visit<'_>, layer: LayerId) {
+        let since = visit.disk.timeline.begin();
+        self.select(visit, layer);
+        visit.disk.timeline.end(since, Span::Select, Some(layer), self.order.len());
+        self.audit(layer);
+        self.flow.ask(layer, &self.order);
+        self.decide(visit.controller, layer);
     }
 
     /// After an error: nothing is on its way or in use any more.
@@ -254,13 +281,13 @@ impl SparseFfn {
         if std::mem::take(&mut self.open) {
             self.visits.pop();
         }
+        self.asked = None;
         self.flow.give_up(disk);
         self.flow.settle();
     }
 
-    /// Chooses the blocks that run: `order` and `chosen`.
-    fn select(&mut self, visit: &mut Visit<'_>) {
-        let layer = visit.layer;
+    /// Chooses a layer's blocks that run: `order` and `chosen`.
+    fn select(&mut self, visit: &mut Visit<'_>, layer: LayerId) {
         let ffn = *self.flow.ffn(layer);
         let blocks = ffn.blocks() as usize;
         let count = self.columns.count(blocks);
@@ -335,19 +362,20 @@ impl SparseFfn {
         }
     }
 
-    /// The plan of the layer, by what is still to be loaded. The time if somebody wants to know what becomes of it.
-    fn decide(&mut self, visit: &Visit<'_>) -> Option<Instant> {
-        let layer = visit.layer;
+    /// The plan of a layer, by what is still to be loaded.
+    fn decide(&mut self, controller: &dyn Controller, layer: LayerId) {
         let absent = self.flow.demand().absent();
         let remaining_bytes = self.bytes(layer, absent);
-        self.plan = visit.controller.plan(layer, ByteCount(remaining_bytes));
+        self.plan = controller.plan(layer, ByteCount(remaining_bytes));
         self.flow.demand().cut(self.plan.io);
         if let Some(last) = self.visits.last_mut().filter(|_| std::mem::take(&mut self.open)) {
             last.next_remaining_bytes = remaining_bytes;
         }
+        self.since = None;
         if self.visits.len() == self.visits.capacity() {
-            return None;
+            return;
         }
+        self.since = Some(Instant::now());
         self.open = true;
         self.visits.push(VisitRecord {
             layer,
@@ -358,12 +386,13 @@ impl SparseFfn {
             left_bytes: 0,
             next_remaining_bytes: 0,
         });
-        Some(Instant::now())
     }
 
     /// The layer has run: what it took.
-    fn conclude(&mut self, layer: LayerId, since: Option<Instant>) {
-        let Some((since, now)) = since.map(|since| (since, Instant::now())) else { return };
+    fn conclude(&mut self, layer: LayerId) {
+        let Some((since, now)) = self.since.take().map(|since| (since, Instant::now())) else {
+            return;
+        };
         let total = self.order.len();
         let (loaded, ran) = self.flow.demand().loaded().unwrap_or((since, 0));
         let left_bytes = self.bytes(layer, total - ran);
@@ -415,9 +444,10 @@ impl SparseFfn {
                 looks = self.flow.expects();
             }
         }
-        // Where nobody refines the selection it is this prediction; else it may still be read ahead.
-        let selects = self.columns.refiner == Refiner::None;
-        if staged && (selects || looks && self.flow.has_time()) {
+        // Where nobody refines the selection it is this prediction, and asked for at once; else it may be read ahead.
+        if staged && self.columns.refiner == Refiner::None {
+            self.foresee(visit);
+        } else if looks && self.flow.has_time() {
             self.predict_next(visit);
         }
         visit.backend.wait_blocks();
@@ -484,16 +514,21 @@ impl SparseFfn {
         self.flow.ran(count);
     }
 
-    /// Asks what the layer behind the visited one will want, and has it read ahead.
-    fn predict_next(&mut self, visit: &mut Visit<'_>) {
+    /// Predicts what the layer behind the visited one will want, if anybody wants to know; which layer that is.
+    fn foresee(&mut self, visit: &mut Visit<'_>) -> Option<LayerId> {
         let next = LayerId(visit.layer.0 + 1);
         let selects = self.columns.refiner == Refiner::None;
         let behind_the_last = next.index() >= self.flow.layers().len();
         if behind_the_last || self.columns.runs_all() || !(selects || self.reads_ahead) {
-            return;
+            return None;
         }
         self.predict(visit, next);
-        if self.reads_ahead {
+        Some(next)
+    }
+
+    /// The same, and has it read ahead.
+    fn predict_next(&mut self, visit: &mut Visit<'_>) {
+        if let Some(next) = self.foresee(visit).filter(|_| self.reads_ahead) {
             let blocks = self.flow.ffn(next).blocks() as usize;
             let count = self.columns.count(blocks);
             let best = self.selection.best(&self.predicted[..blocks], count);

@@ -112,7 +112,7 @@ fn who_knows_the_future_reads_no_block_twice_too_often() {
         assert!(best < other, "{best} misses by knowing the future, {other} by {eviction:?}");
     }
     let ahead = misses(Eviction::Belady, Prefetch::On);
-    assert!(ahead.prefetch_hits > 0 && ahead.misses < best, "{ahead:?}");
+    assert!(ahead.prefetch_hits > 0 && ahead.misses <= best, "{ahead:?}, {best} without");
 }
 
 #[test]

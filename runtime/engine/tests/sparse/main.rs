@@ -476,6 +476,43 @@ fn choices_are_held_against_what_a_dense_run_wanted() {
     assert_eq!(audit(System::LeanStreamBase, None), Audit::default());
 }
 
+/// What a timeline writes.
+fn events(timeline: &Timeline) -> Vec<serde_json::Value> {
+    let mut text = Vec::new();
+    timeline.write(&mut text).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    json["traceEvents"].as_array().unwrap().clone()
+}
+
+#[test]
+fn what_needs_no_input_of_the_layer_is_asked_for_before_its_attention() {
+    let sample = Sample::new(2);
+    for (system, exact_share, early) in [
+        (System::LeanStream, 0.3, true),
+        (System::PowerInfer2, 0.3, true),
+        (System::LeanStream, 1.0, true),
+        (System::LeanStreamBase, 0.3, false),
+    ] {
+        let case = Case { system, exact_share, ..CASE };
+        let mut engine = sample.open(&case, seeded(1), true).unwrap();
+        engine.prefill(&[1, 2, 3], 0).unwrap();
+        engine.trace(Timeline::with_capacity(10_000));
+        engine.decode(7, 0).unwrap();
+        let events = events(&engine.trace(Timeline::off()));
+        let begins = |name: &str, layer: u64| {
+            let mut of_layer =
+                events.iter().filter(|e| e["name"] == name && e["args"]["layer"] == layer);
+            of_layer.next().unwrap()["ts"].as_f64().unwrap()
+        };
+        // Nothing lies before the first layer.
+        assert!(begins("select", 0) > begins("attend", 0), "{case:?}");
+        for layer in 1..3 {
+            let is_early = begins("select", layer) < begins("attend", layer);
+            assert_eq!(is_early, early, "{case:?}, layer {layer}");
+        }
+    }
+}
+
 #[test]
 fn a_timeline_tells_of_every_pass() {
     let sample = Sample::new(2);
@@ -489,10 +526,7 @@ fn a_timeline_tells_of_every_pass() {
     let timeline = engine.trace(Timeline::off());
     assert_eq!(timeline.left_out(), 0);
     assert!(timeline.spent(Span::Ffn) < timeline.spent(Span::Pass));
-    let mut text = Vec::new();
-    timeline.write(&mut text).unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
-    let events = json["traceEvents"].as_array().unwrap();
+    let events = events(&timeline);
     let spans =
         |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
     let count = |name| {
@@ -513,9 +547,6 @@ fn a_timeline_tells_of_every_pass() {
     engine.trace(Timeline::with_capacity(3));
     engine.decode(1, 0).unwrap();
     let timeline = engine.trace(Timeline::off());
-    text.clear();
-    timeline.write(&mut text).unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
-    assert_eq!(json["traceEvents"].as_array().map(Vec::len), Some(3));
+    assert_eq!(self::events(&timeline).len(), 3);
     assert!(timeline.left_out() > 0);
 }
