@@ -70,8 +70,9 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// Most buffers that a plan has.
-    const MAX_BUFFERS: u64 = 24;
+    /// Most buffers that a plan has: nobody looks after the disk while attention runs or a batch of blocks, which takes
+    /// milliseconds. With 24 the disk stood still meanwhile.
+    const MAX_BUFFERS: u64 = 128;
     /// Most blocks of a read.
     pub const MAX_BLOCKS: usize = 16;
 

@@ -21,8 +21,8 @@ use ls_engine::{Engine, EngineError, EngineOptions, Recording, SparseOptions, Ve
 use ls_io::{BlockStore, Prefer, StoreOptions};
 use std::sync::Arc;
 
-/// Most reads of single blocks in flight.
-const MAX_BLOCK_READS: u32 = 48;
+/// Most reads of blocks in flight: what a disk does while attention runs and nobody gives it more.
+const MAX_BLOCK_READS: u32 = 256;
 /// Code that is not touched yet when the plan is made, allocator slack, the runtime's own small buffers.
 const CODE_ALLOWANCE: u64 = 3 << 20;
 /// Stack that a computing thread touches.
