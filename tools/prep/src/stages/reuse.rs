@@ -110,13 +110,14 @@ impl<'a> ReuseStage<'a> {
         let neurons = self.activations.params().neurons;
         let block_neurons = self.placement.block_neurons;
         let order = &self.placement.layers[layer as usize].order;
-        let mut measured = Vec::new();
-        if block_neurons != 1 {
-            let single: Vec<u32> = (0..neurons).collect();
-            measured.push(self.measure(layer, 1, &single)?.0);
-        }
-        let (ratios, gaps, hazard) = self.measure(layer, block_neurons, order)?;
+        let single = || {
+            let order: Vec<u32> = (0..neurons).collect();
+            (block_neurons != 1).then(|| self.measure(layer, 1, &order)).transpose()
+        };
+        let (single, of_blocks) = rayon::join(single, || self.measure(layer, block_neurons, order));
+        let (ratios, gaps, hazard) = of_blocks?;
         let chosen = self.choose(&ratios)?;
+        let mut measured: Vec<Ratios> = single?.map(|(ratios, ..)| ratios).into_iter().collect();
         measured.push(ratios);
         let (recorded, recipe) = (self.activations, &self.params.recipe);
         let biased = bias::biased(recorded, layer, order, block_neurons, &hazard, recipe)?;

@@ -7,6 +7,7 @@ use ls_cache::policy::{
     Belady, Ema, GapTable, Hazard, HazardTable, HotPinned, Lfu, Lru, ReuseDistance,
 };
 use ls_cache::{AccessTrace, Admission, EvictionPolicy, Sharing, WeightCache, replay};
+use rayon::prelude::*;
 
 /// Decay of the moving average that learned policies are compared with.
 const EMA_DECAY: f32 = 0.99;
@@ -33,6 +34,7 @@ pub(super) fn judge(
 ) -> Ratios {
     let trace = &requests.replayed;
     let blocks = trace.blocks();
+    let Learned { gaps, hazard, extended } = learned;
     let kept: Vec<u32> = recipe
         .capacities
         .iter()
@@ -48,24 +50,28 @@ pub(super) fn judge(
                 Box::new(HotPinned::new(blocks, frequencies, &[hot]))
             }
             "reuse distance" => {
-                let gaps = learned.gaps.expect("a row for what was learned").clone();
+                let gaps = gaps.expect("a row for what was learned").clone();
                 Box::new(ReuseDistance::new(blocks, vec![gaps]))
             }
-            "hazard" => Box::new(Hazard::new(blocks, std::slice::from_ref(learned.hazard))),
+            "hazard" => Box::new(Hazard::new(blocks, std::slice::from_ref(hazard))),
             _ => Box::new(Belady::new(trace)),
         }
     };
     let names = ["lru", "lfu", "ema", "hot pinned", "reuse distance", "hazard", "belady"];
-    let known = |name: &&&str| **name != "reuse distance" || learned.gaps.is_some();
-    let mut rows: Vec<Row> = names
-        .iter()
-        .filter(known)
-        .map(|name| Row {
-            policy: (*name).to_owned(),
-            hits: kept.iter().map(|&kept| hits(trace, kept, policy(name, kept))).collect(),
+    let known = |name: &&str| *name != "reuse distance" || gaps.is_some();
+    let names: Vec<&str> = names.into_iter().filter(known).collect();
+    // Each replay is work of its own, and most of the stage's.
+    let all: Vec<f64> = (0..names.len() * kept.len())
+        .into_par_iter()
+        .map(|at| {
+            let kept_now = kept[at % kept.len()];
+            hits(trace, kept_now, policy(names[at / kept.len()], kept_now))
         })
         .collect();
-    if let Some(extended) = learned.extended {
+    let of = |row: usize| all[row * kept.len()..][..kept.len()].to_vec();
+    let row = |(row, name): (usize, &&str)| Row { policy: (*name).to_owned(), hits: of(row) };
+    let mut rows: Vec<Row> = names.iter().enumerate().map(row).collect();
+    if let Some(extended) = extended {
         let hits = ranked_hits(trace, &kept, extended);
         rows.insert(rows.len() - 2, Row { policy: "reuse distance, extended".to_owned(), hits });
     }
