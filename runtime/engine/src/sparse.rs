@@ -233,8 +233,8 @@ impl SparseFfn {
         let blocks = self.flow.ffn(layer).blocks() as usize;
         if self.asked.take() != Some(layer) {
             self.ask(visit, layer);
+            self.flow.pump(&mut visit.disk)?;
         }
-        self.flow.pump(&mut visit.disk)?;
         if self.order.len() < blocks && !self.base.is_empty() {
             let (neurons, tables) = self.base[layer.index()].view();
             let since = visit.disk.timeline.begin();
@@ -254,7 +254,6 @@ impl SparseFfn {
         if self.is_frozen(next) {
             self.ask(visit, next);
             self.asked = Some(next);
-            self.flow.pump(&mut visit.disk)?;
         }
         Ok(())
     }

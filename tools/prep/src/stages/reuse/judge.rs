@@ -58,19 +58,16 @@ pub(super) fn judge(
         }
     };
     let names = ["lru", "lfu", "ema", "hot pinned", "reuse distance", "hazard", "belady"];
-    let known = |name: &&str| *name != "reuse distance" || gaps.is_some();
-    let names: Vec<&str> = names.into_iter().filter(known).collect();
+    let known = |name: &&&str| **name != "reuse distance" || gaps.is_some();
     // Each replay is work of its own, and most of the stage's.
-    let all: Vec<f64> = (0..names.len() * kept.len())
-        .into_par_iter()
-        .map(|at| {
-            let kept_now = kept[at % kept.len()];
-            hits(trace, kept_now, policy(names[at / kept.len()], kept_now))
+    let mut rows: Vec<Row> = names
+        .par_iter()
+        .filter(known)
+        .map(|name| Row {
+            policy: (*name).to_owned(),
+            hits: kept.par_iter().map(|&kept| hits(trace, kept, policy(name, kept))).collect(),
         })
         .collect();
-    let of = |row: usize| all[row * kept.len()..][..kept.len()].to_vec();
-    let row = |(row, name): (usize, &&str)| Row { policy: (*name).to_owned(), hits: of(row) };
-    let mut rows: Vec<Row> = names.iter().enumerate().map(row).collect();
     if let Some(extended) = extended {
         let hits = ranked_hits(trace, &kept, extended);
         rows.insert(rows.len() - 2, Row { policy: "reuse distance, extended".to_owned(), hits });
