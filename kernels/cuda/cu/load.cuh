@@ -90,6 +90,13 @@ struct Loader {
         }
     }
 
+    // Producer: waits until what slot number i loads is there.
+    __device__ void arrived(u32 i) {
+        if (LOADS == PLAIN) return;
+        while (!barrier_passed(&ring->full[i % SLOTS], i / SLOTS & 1)) {
+        }
+    }
+
     // Producer, all lanes: publishes a slot whose entries are written, and starts its loads.
     __device__ void publish(u32 i, u32 lane, u32 kind, u32 count, u32 buffer) {
         Slot& slot = ring->slots[i % SLOTS];

@@ -26,6 +26,8 @@
 // An entry's bits from here on are its lap of the ring + 1, modulo LAPS. Without the other bits it is no block.
 #define LAP_SHIFT 57
 #define LAPS 128
+// An entry's bit that says that its block is in host memory.
+#define FAR_SHIFT 56
 #define BATCH 2
 #define MAX_GROUPS 2
 #define COPY_WARPS 4
@@ -366,32 +368,38 @@ struct Producer {
     __device__ bool is_there(u64 e, u32 n) const {
         return (u32)(e >> LAP_SHIFT) == (n / gridDim.x / LIST_RING + 1) % LAPS;
     }
+    // The same ahead of its stage. Where all stages are known there is nothing behind them: a read in vain crosses the bus.
+    __device__ u64 ahead(u32 n) const { return p.known_stages == 0 || (int)(p.end - n) > 0 ? posted(n) : 0; }
 
-    // Holds posted entries from `next` on, which may be ahead of their stage; those behind them are on their way meanwhile, as
-    // the bus takes microseconds.
-    __device__ void hold(u32 next) {
-        const u32 step = gridDim.x;
+    // Holds entries from `next` on: of a list that is whole, those before `known`. Posted ones may be ahead of their stage;
+    // those behind them are on their way meanwhile, as the bus takes microseconds.
+    __device__ void hold(u32 next, u32 known) {
+        const u32 step = gridDim.x, n = next + lane * step;
         used = 0, count = WARP;
-        held = coming_from == next ? coming : posted(next + lane * step);
+        if (!p.posted) {
+            count = min((known - next + step - 1) / step, WARP);
+            if (lane < count) held = entry(n);
+            return;
+        }
+        held = coming_from == next ? coming : ahead(n);
         coming_from = next + WARP * step;
-        coming = posted(coming_from + lane * step);
+        coming = ahead(n + WARP * step);
+    }
+
+    // Posted entries before `known` that were read too early are read again: they are there, as their stage is.
+    __device__ void complete(u32 next, u32 known) {
+        const u32 n = next + (lane - used) * gridDim.x;
+        const bool mine = lane >= used && lane < count && (int)(known - n) > 0;
+        if (mine && !is_there(held, n)) held = posted(n);
     }
 
     // Loads this block's entries next, next + blocks, ... before `end`; those before `known` may be looked at already.
     __device__ u32 load(u32 next, u32 end, u32 known) {
         const u32 step = gridDim.x, per_slot = min(p.buffer_bytes / p.stride, SLOT_ENTRIES);
+        bool checked = !p.posted;  // whether what is held is complete
         while ((int)(end - next) > 0) {
-            if (used == count && !p.posted) {
-                used = 0, count = min((known - next + step - 1) / step, WARP);
-                if (lane < count) held = entry(next + lane * step);
-            }
-            if (p.posted) {
-                if (used == count) hold(next);
-                // Those that were read too early are read again: they are there, as their stage is.
-                const u32 n = next + (lane - used) * step;
-                const bool mine = lane >= used && lane < count && (int)(known - n) > 0;
-                if (mine && !is_there(held, n)) held = posted(n);
-            }
+            if (used == count) hold(next, known), checked = !p.posted;
+            if (!checked) complete(next, known), checked = true;
             u32 n = min(min(per_slot, count - used), (end - next + step - 1) / step);
             if (p.lanes) {
                 // Which group adds an entry depends on the entry's number only.
@@ -399,11 +407,13 @@ struct Producer {
                 n = min(n, per_slot - k % per_slot);
                 if (slot % groups != k / per_slot % groups) mark(DATA);
             }
-            const u64 e = __shfl_sync(FULL, held, min(used + lane, WARP - 1)) & ((1ull << LAP_SHIFT) - 1);
+            const u64 word = __shfl_sync(FULL, held, min(used + lane, WARP - 1));
+            const u64 e = word & ((1ull << FAR_SHIFT) - 1);
             const bool real = lane < n && e != 0;
             const u32 mask = __ballot_sync(FULL, real);
             if (mask != 0) {
                 open();
+                if (__any_sync(FULL, real && (word >> FAR_SHIFT & 1) != 0)) await_load();
                 const u32 buffer = loads % loader.buffers, before = __shfl_sync(FULL, user, buffer);
                 // What is a ring ago has been waited for.
                 if (loads++ >= loader.buffers && slot - before < SLOTS) loader.released(before);
@@ -415,6 +425,15 @@ struct Producer {
             next += n * step;
         }
         return next;
+    }
+
+    // Waits until what was loaded last is there. Loads from host memory wait for each other: what is queued at the bus delays
+    // whatever else crosses it, the end of the launch before and the list of the next too.
+    __device__ void await_load() {
+        if (loads == 0) return;
+        const u32 last = __shfl_sync(FULL, user, (loads - 1) % loader.buffers);
+        // What is a ring ago has arrived.
+        if (slot - last < SLOTS) loader.arrived(last);
     }
 
     // Waits for the next slot.
@@ -457,7 +476,7 @@ struct Producer {
         for (u32 s = p.first_stage; s != last;) {
             u32 ends = p.end, stages = p.known_stages;
             if (stages == 0) {
-                if (used == count) hold(next);
+                if (used == count) hold(next, next);
                 stages = look(s, last, ends);
             }
             if (stages == 0) return;
@@ -583,7 +602,8 @@ __device__ void coordinate(const Mlp& p, Shared& shared, u32 thread) {
     if (thread == 0) {
         const bool aborted = acquire_gpu(&p.session->aborted) == p.launch + 1;
         const bool paused = acquire_gpu(&p.session->paused) == p.launch + 1;
-        release_sys(&p.report->status, p.launch * 4 + (aborted ? TIMED_OUT : paused ? PAUSED : FINISHED));
+        // The host waits for the end of the launch before it relies on this: it needs no fence.
+        *(volatile u32*)&p.report->status = p.launch * 4 + (aborted ? TIMED_OUT : paused ? PAUSED : FINISHED);
     }
 }
 
@@ -620,10 +640,10 @@ __device__ void mlp(const Mlp& p) {
     } else if (role == groups * warps + 1) {
         if (p.posted) signal(p, shared, groups * warps * WARP, lane);
     } else if (blockIdx.x == 0) {
-        if (role == groups * warps + 2)
-            forward(p, lane);
-        else
+        if (role > groups * warps + 2)
             coordinate(p, shared, threadIdx.x - (groups * warps + 3) * WARP);
+        else if (p.known_stages == 0)
+            forward(p, lane);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::CudaError;
 use crate::device::{Device, Mapped, Memory};
+use crate::launch::FAR_SHIFT;
 use ls_compute::MlpShape;
 
 /// A block of neurons in memory that the device can address: its address, its number of neurons - 1, and whether it is in
@@ -11,7 +12,7 @@ pub struct Entry(u64);
 
 impl Entry {
     pub(crate) const NONE: Entry = Entry(0);
-    const FAR: u64 = 1 << 63;
+    const FAR: u64 = 1 << FAR_SHIFT;
 
     /// A block of so many neurons, in device memory or in host memory; both as the device addresses them, multiples of 64.
     pub(crate) fn new(address: u64, neurons: u32, is_far: bool) -> Entry {
@@ -26,7 +27,7 @@ impl Entry {
 
     /// As the device's list has it.
     pub(crate) fn word(self) -> u64 {
-        self.0 & !Entry::FAR
+        self.0
     }
 
     /// Where it is.

@@ -4,7 +4,7 @@
 pub const BUILT: &[(u32, &str)] = &[(72, "11.8"), (87, "11.8"), (90, "12.6")];
 
 /// Hash of the text that they were made of, [`text_hash`](crate::text_hash).
-pub const BUILT_FROM: u64 = 0x684262a27b1dcd6a;
+pub const BUILT_FROM: u64 = 0xa99ba328addea60d;
 
 /// The modules in the order of [`module_names`](crate::module_names).
 pub(crate) fn find(arch: u32) -> Option<[&'static [u8]; 5]> {

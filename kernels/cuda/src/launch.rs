@@ -13,6 +13,8 @@ pub(crate) const LIST_RING: u32 = 1024;
 /// An entry's bits from here on are its lap of that ring + 1, modulo LAPS.
 pub(crate) const LAP_SHIFT: u32 = 57;
 pub(crate) const LAPS: u32 = 128;
+/// An entry's bit that says that its block is in host memory.
+pub(crate) const FAR_SHIFT: u32 = 56;
 /// Widest model: two octets a thread of 512.
 pub(crate) const MAX_HIDDEN: u32 = 8192;
 const WARP: u32 = 32;
@@ -23,8 +25,10 @@ const GROUPS: u32 = 2;
 const MAX_OCTETS: u32 = 2;
 /// Producer and signaler.
 const PLAIN_WARPS: u32 = 2;
-/// These, the forwarder, and four that copy.
-const STAGED_WARPS: u32 = 7;
+/// Warps that copy sums.
+const COPY_WARPS: u32 = 4;
+/// Those, the forwarder, and those that copy.
+const STAGED_WARPS: u32 = PLAIN_WARPS + 1 + COPY_WARPS;
 /// Shared memory before the ring's data.
 const DATA_AT: u32 = 4096;
 const MAX_BUFFERS: u32 = 8;
@@ -169,11 +173,6 @@ impl MlpKernel {
     /// once.
     pub(crate) fn overlap(&mut self) {
         self.overlaps = true;
-    }
-
-    /// Thread blocks.
-    pub(crate) fn blocks(&self) -> u32 {
-        self.blocks
     }
 
     /// Sums that it keeps apart.

@@ -12,6 +12,7 @@
 //! (concurrent reads of one host line serialise); flags are numbers that only grow, so that nothing has to be reset; every
 //! wait is bounded.
 
+mod list;
 mod open;
 
 pub(crate) use open::{Keeping, Vectors};
@@ -20,7 +21,8 @@ use crate::CudaError;
 use crate::blocks::Entry;
 use crate::device::{Device, Mapped, Memory};
 use crate::error::Kind;
-use crate::launch::{LAP_SHIFT, LAPS, LIST_RING, Loads, MlpArgs, MlpKernel, STAGE_RING};
+use crate::launch::{LIST_RING, Loads, MlpArgs, MlpKernel, STAGE_RING};
+use list::List;
 use ls_compute::MlpShape;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -54,10 +56,6 @@ pub struct StagedOptions {
     pub overlapping: bool,
 }
 
-/// Of so many thread blocks one only has blocks from host memory, if there are any: they arrive late, and would keep others
-/// waiting. A few ask for enough to fill the bus.
-const FAR_SHARE: u32 = 4;
-
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct StagedMlp {
@@ -69,8 +67,8 @@ pub struct StagedMlp {
     input: Memory,
     /// Of this launch and of the next, by turns.
     sums: [Memory; 2],
-    list: Memory,
-    posted_list: Mapped,
+    device_list: Memory,
+    list: List,
     posted: Mapped,
     report: Mapped,
     partials: Mapped,
@@ -118,7 +116,6 @@ impl StagedMlp {
             kernel.overlap();
         }
         let vector = shape.hidden as usize * 4;
-        let list_bytes = (blocks * LIST_RING) as usize * 8;
         Ok(StagedMlp {
             kernel,
             shape,
@@ -126,8 +123,8 @@ impl StagedMlp {
             session: device.memory(SESSION_BYTES)?,
             input: device.memory(vector)?,
             sums: [device.memory(vector)?, device.memory(vector)?],
-            list: device.memory(DEVICE_LIST * 8)?,
-            posted_list: device.mapped(list_bytes)?,
+            device_list: device.memory(DEVICE_LIST * 8)?,
+            list: List::new(device, blocks)?,
             posted: device.mapped(8 * STAGE_RING as usize)?,
             report: device.mapped(REPORT_BYTES)?,
             partials: device.mapped(STAGE_RING as usize * 2 * vector)?,
@@ -185,7 +182,7 @@ impl StagedMlp {
         MlpArgs {
             first: self.end_of(self.launched_stages.wrapping_sub(1)),
             posted: self.posted.address(),
-            posted_list: self.posted_list.address(),
+            posted_list: self.list.address(),
             session: self.session.address(),
             report: self.report.address(),
             partials: self.partials.address(),
@@ -225,67 +222,6 @@ impl StagedMlp {
     /// the blocks.
     pub fn announce(&mut self, entries: &[Entry]) -> Result<u32, CudaError> {
         Ok(self.announce_all(entries)?)
-    }
-
-    fn announce_all(&mut self, entries: &[Entry]) -> Result<u32, Kind> {
-        let count = u32::try_from(entries.len()).expect("a layer's blocks");
-        let blocks = self.kernel.blocks();
-        let far = entries.iter().filter(|entry| entry.is_far()).count() as u32;
-        if far == 0 || blocks < FAR_SHARE {
-            self.make_room(count)?;
-            self.write(entries.iter().copied());
-            self.announced_entries += count;
-            return Ok(count);
-        }
-        // Rows of a place for each thread block; the last blocks have those from host memory.
-        let far_blocks = (blocks / FAR_SHARE).min(far);
-        let near_blocks = blocks - far_blocks;
-        // Both kinds are dealt row by row.
-        let rows = far.div_ceil(far_blocks).max((count - far).div_ceil(near_blocks));
-        let start = self.announced_entries.next_multiple_of(blocks);
-        let end = start + rows * blocks;
-        let places = end - self.announced_entries;
-        self.make_room(places)?;
-        let mut far = entries.iter().filter(|entry| entry.is_far());
-        let mut near = entries.iter().filter(|entry| !entry.is_far());
-        let padding = start - self.announced_entries;
-        let dealt = (0..rows * blocks).map(|place| {
-            let next = if place % blocks < near_blocks { near.next() } else { far.next() };
-            *next.unwrap_or(&Entry::NONE)
-        });
-        self.write((0..padding).map(|_| Entry::NONE).chain(dealt));
-        self.announced_entries = end;
-        Ok(places)
-    }
-
-    /// Waits until the device has read what lies where `count` more entries go.
-    fn make_room(&mut self, count: u32) -> Result<(), Kind> {
-        let most = self.kernel.blocks() * LIST_RING;
-        assert!(count <= most, "{count} entries");
-        self.wait_for(|this| {
-            let done = this.end_of(this.done().wrapping_sub(1));
-            this.announced_entries.wrapping_sub(done) + count <= most
-        })
-    }
-
-    /// Writes the next entries, where there is room. Each place is written once: the device may be looking already.
-    fn write(&mut self, entries: impl Iterator<Item = Entry>) {
-        let blocks = self.kernel.blocks();
-        let list = self.posted_list.host().cast::<u64>();
-        let n = self.announced_entries;
-        let (mut block, mut row) = (n % blocks, n / blocks);
-        for entry in entries {
-            // A thread block's entries lie side by side, so that no two read the same line.
-            let at = block * LIST_RING + row % LIST_RING;
-            let lap = u64::from((row / LIST_RING + 1) % LAPS);
-            let word = entry.word() | lap << LAP_SHIFT;
-            // SAFETY: within the list; the device reads whole words.
-            unsafe { list.add(at as usize).write_volatile(word) };
-            block += 1;
-            if block == blocks {
-                (block, row) = (0, row + 1);
-            }
-        }
     }
 
     /// Says that the next `count` announced blocks, the next stage, are in memory.
@@ -438,7 +374,7 @@ impl StagedMlp {
         let args = MlpArgs {
             sum: self.sums[turn].address(),
             next_sum: if starts { self.sums[1 - turn].address() } else { 0 },
-            list: self.list.address(),
+            list: self.device_list.address(),
             first,
             end,
             ..self.args()
@@ -451,7 +387,7 @@ impl StagedMlp {
     /// Puts a list on the device, for `run_part`. No launch may be running.
     pub fn write_list(&mut self, entries: &[Entry]) -> Result<(), CudaError> {
         let words: Vec<u64> = entries.iter().map(|entry| entry.word()).collect();
-        Ok(self.list.write(0, bytemuck::cast_slice(&words))?)
+        Ok(self.device_list.write(0, bytemuck::cast_slice(&words))?)
     }
 
     fn timed_out(&self) -> Kind {
@@ -464,8 +400,9 @@ impl StagedMlp {
         for sum in &self.sums {
             sum.fill_zero(0, sum.bytes())?;
         }
+        self.list.reset();
         self.device.wait()?;
-        for memory in [&mut self.posted, &mut self.posted_list, &mut self.report] {
+        for memory in [&mut self.posted, &mut self.report] {
             // SAFETY: no kernel is running.
             unsafe { memory.bytes_mut() }.fill(0);
         }

@@ -133,6 +133,30 @@ fn stages_posted_ahead_and_launches_in_a_row() {
     }
 }
 
+/// Each posted before its launch, and so often that the ring of entries comes round.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn launches_of_one_stage() {
+    for loads in [Loads::Plain, Loads::Async, Loads::Bulk] {
+        one_stage_each(layer(loads, true));
+    }
+}
+
+fn one_stage_each(mut layer: Layer) {
+    let mut out = vec![f32::NAN; HIDDEN];
+    for round in 0..300 {
+        for _ in 0..20 {
+            let entries: Vec<Entry> = (0..170).map(|b| layer.entry(b)).collect();
+            layer.mlp.post(&entries).unwrap();
+            layer.mlp.launch(1, true).unwrap();
+        }
+        layer.mlp.finish().unwrap();
+        layer.mlp.output(&mut out).unwrap();
+        let blocks: Vec<u32> = (0..170).collect();
+        layer.assert_is(&out, &blocks, &format!("one stage, round {round}"));
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_stage_that_never_comes_is_given_up() {
