@@ -4,14 +4,12 @@
 //! (and each scale) can be chosen anew with all others as they are: with g = H d, d = w - q, the best value of weight j
 //! is q_j + g_j / H_jj. No step makes the error larger. Inputs are visited in order, a few times over.
 
-use crate::gptq::{Gram, Grid, LANES, Quantised};
+use crate::gptq::{BUNCH, Gram, Grid, LANES, Lanes, Quantised, subtract_product};
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, get_global_parallelism};
 use half::f16;
 use rayon::prelude::*;
-
-/// Values of independent problems side by side.
-type Lanes = [f32; LANES];
+use std::ops::Range;
 
 /// A damped Hessian, whole.
 #[derive(Debug)]
@@ -51,9 +49,37 @@ struct Bunch<'a> {
     rounded: Vec<Lanes>,
     /// H (w - rounded); inputs.
     gradient: Vec<Lanes>,
+    /// Inputs in work. The gradient of the others does not know yet what has become of these.
+    open: Range<usize>,
+    /// How far each input in work has moved.
+    moved: Vec<Lanes>,
 }
 
-impl Bunch<'_> {
+impl<'a> Bunch<'a> {
+    fn new(
+        hessian: &'a Hessian,
+        grid: &'a Grid,
+        rounded: Vec<Lanes>,
+        gradient: Vec<Lanes>,
+    ) -> Bunch<'a> {
+        Bunch { hessian, grid, rounded, gradient, open: 0..0, moved: Vec::new() }
+    }
+
+    /// Lets `work` give the inputs `open` other values, and then tells all other inputs, in one product.
+    fn with_open(&mut self, open: Range<usize>, work: impl FnOnce(&mut Self)) {
+        self.moved.clear();
+        self.moved.resize(open.len(), [0f32; LANES]);
+        self.open = open.clone();
+        work(self);
+        let (before, rest) = self.gradient.split_at_mut(open.start);
+        let behind = &mut rest[open.len()..];
+        for (first, rows) in [(0, before), (open.end, behind)] {
+            let hessian = self.hessian.as_mat();
+            let part = hessian.submatrix(first, open.start, rows.len(), open.len());
+            subtract_product(rows, part, &self.moved);
+        }
+    }
+
     /// The value that would be best for an input, all others as they are.
     fn wanted(&self, input: usize) -> Lanes {
         let inverse = 1.0 / self.hessian.row(input)[input];
@@ -61,14 +87,18 @@ impl Bunch<'_> {
         std::array::from_fn(|lane| rounded[lane] + gradient[lane] * inverse)
     }
 
-    /// Gives an input other values.
+    /// Gives an input in work other values.
     fn set(&mut self, input: usize, values: Lanes) {
         let old = std::mem::replace(&mut self.rounded[input], values);
         let step: Lanes = std::array::from_fn(|lane| values[lane] - old[lane]);
         if step.iter().all(|&step| step == 0.0) {
             return;
         }
-        for (gradient, &h) in self.gradient.iter_mut().zip(self.hessian.row(input)) {
+        let open = self.open.clone();
+        let moved = &mut self.moved[input - open.start];
+        moved.iter_mut().zip(&step).for_each(|(moved, step)| *moved += step);
+        let row = &self.hessian.row(input)[open.clone()];
+        for (gradient, &h) in self.gradient[open].iter_mut().zip(row) {
             for lane in 0..LANES {
                 gradient[lane] -= h * step[lane];
             }
@@ -132,11 +162,11 @@ pub fn along_inputs(
             }
             out
         };
-        let mut bunch =
-            Bunch { hessian, grid, rounded: turned(rounded), gradient: turned(gradient) };
+        let mut bunch = Bunch::new(hessian, grid, turned(rounded), turned(gradient));
         for _ in 0..sweeps {
             for group in 0..groups {
-                bunch.sweep_group(group, codes, scales);
+                let open = group * grid.group..(group + 1) * grid.group;
+                bunch.with_open(open, |bunch| bunch.sweep_group(group, codes, scales));
             }
         }
     });
@@ -213,13 +243,17 @@ pub fn across_inputs(
                 }
                 out
             };
-            let mut bunch =
-                Bunch { hessian, grid, rounded: cut(&rounded), gradient: cut(&gradient) };
+            let mut bunch = Bunch::new(hessian, grid, cut(&rounded), cut(&gradient));
             let mut changed = Vec::new();
             for _ in 0..sweeps {
-                for input in 0..inputs {
-                    bunch.sweep_input(input, lanes, |start, codes, scale| {
-                        changed.push((input * outputs + first + start, codes, scale));
+                for start in (0..inputs).step_by(BUNCH) {
+                    let open = start..(start + BUNCH).min(inputs);
+                    bunch.with_open(open.clone(), |bunch| {
+                        for input in open {
+                            bunch.sweep_input(input, lanes, |start, codes, scale| {
+                                changed.push((input * outputs + first + start, codes, scale));
+                            });
+                        }
                     });
                 }
             }

@@ -10,9 +10,10 @@
 
 use crate::error::{PrepError, Result};
 use crate::lloyd::Levels;
+use faer::linalg::matmul::matmul;
 use faer::linalg::matmul::triangular::{self, BlockStructure};
 use faer::linalg::triangular_inverse::invert_lower_triangular;
-use faer::{Accum, Mat, MatMut, MatRef, Side, get_global_parallelism};
+use faer::{Accum, Mat, MatMut, MatRef, Par, Side, get_global_parallelism};
 use half::f16;
 use ls_bundle::low_bit;
 use ls_bundle::model::QUANT_GROUP;
@@ -20,6 +21,11 @@ use rayon::prelude::*;
 
 /// Independent problems solved side by side: rows along the inputs, or outputs across them.
 pub(crate) const LANES: usize = 64;
+/// Values of such problems side by side.
+pub(crate) type Lanes = [f32; LANES];
+/// Inputs after which all others hear what those have changed: a product of matrices, where one after another would go
+/// through memory for each.
+pub(crate) const BUNCH: usize = 64;
 
 /// What rows are rounded to.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,6 +164,10 @@ impl Feedback {
         self.order.len()
     }
 
+    fn as_mat(&self) -> MatRef<'_, f32> {
+        MatRef::from_row_major_slice(&self.upper, self.width(), self.width())
+    }
+
     /// U_jk for k from `step` = j on.
     fn row(&self, step: usize) -> &[f32] {
         &self.upper[step * self.width()..][step..self.width()]
@@ -185,7 +195,11 @@ pub struct Quantised {
 
 impl Quantised {
     fn new(rows: usize, cols: usize, group: usize) -> Quantised {
-        assert!(cols.is_multiple_of(group) && LANES.is_multiple_of(group));
+        assert!(
+            cols.is_multiple_of(group)
+                && LANES.is_multiple_of(group)
+                && BUNCH.is_multiple_of(group)
+        );
         let weights = rows * cols;
         Quantised { cols, group, codes: vec![0; weights], scales: vec![f16::ZERO; weights / group] }
     }
@@ -298,26 +312,37 @@ fn round(levels: &Levels, x: f32, scale: f32, rounded: &mut f32) -> u8 {
     code
 }
 
-/// Goes through the steps: `round` is given the step and the weights that are left, the first of which it rounds.
-fn solve(
-    w: &mut [[f32; LANES]],
-    feedback: &Feedback,
-    mut round: impl FnMut(usize, &[[f32; LANES]], &mut [f32; LANES]),
-) {
-    for step in 0..w.len() {
-        let mut rounded = [0f32; LANES];
-        round(step, &w[step..], &mut rounded);
-        let (upper, rest) = (feedback.row(step), &mut w[step..]);
-        let (this, later) = rest.split_first_mut().expect("steps are left");
-        let inverse = 1.0 / upper[0];
-        let error: [f32; LANES] =
-            std::array::from_fn(|lane| (this[lane] - rounded[lane]) * inverse);
-        for (w, &u) in later.iter_mut().zip(&upper[1..]) {
-            for lane in 0..LANES {
-                w[lane] -= u * error[lane];
+/// Goes through the steps: `round` is given the step and the weights that are left of its bunch of [`BUNCH`], the first
+/// of which it rounds. Weights behind the bunch hear of its errors together, in one product.
+fn solve(w: &mut [Lanes], feedback: &Feedback, mut round: impl FnMut(usize, &[Lanes], &mut Lanes)) {
+    let steps = w.len();
+    for first in (0..steps).step_by(BUNCH) {
+        let end = (first + BUNCH).min(steps);
+        let mut errors = vec![[0f32; LANES]; end - first];
+        for (step, error) in (first..end).zip(&mut errors) {
+            let mut rounded = [0f32; LANES];
+            round(step, &w[step..end], &mut rounded);
+            let upper = feedback.row(step);
+            let (this, later) = w[step..end].split_first_mut().expect("steps are left");
+            let inverse = 1.0 / upper[0];
+            *error = std::array::from_fn(|lane| (this[lane] - rounded[lane]) * inverse);
+            for (w, &u) in later.iter_mut().zip(&upper[1..]) {
+                for lane in 0..LANES {
+                    w[lane] -= u * error[lane];
+                }
             }
         }
+        let upper = feedback.as_mat().submatrix(first, end, end - first, steps - end);
+        subtract_product(&mut w[end..], upper.transpose(), &errors);
     }
+}
+
+/// Subtracts `matrix` (rows x factors) times `factors` from `rows`, on this thread alone.
+pub(crate) fn subtract_product(rows: &mut [Lanes], matrix: MatRef<'_, f32>, factors: &[Lanes]) {
+    let count = rows.len();
+    let into = MatMut::from_row_major_slice_mut(rows.as_flattened_mut(), count, LANES);
+    let factors = MatRef::from_row_major_slice(factors.as_flattened(), factors.len(), LANES);
+    matmul(into, Accum::Add, matrix, factors, -1.0, Par::Seq);
 }
 
 #[cfg(test)]

@@ -92,7 +92,8 @@ Reuse {
     method: String, active_share: f64, holdout_every: u32, capacities: Vec<f64>, hot_share: f64,
     recent: u32, means: [f64; 2], levels: [u32; 2], ahead: Vec<f64>, history: u32, gap_intervals: u32,
     clip: f64, layers: u32, tau: u32, width: u32, samples: u32, epochs: u32, batch: u32,
-    learning_rate: f64, temperature: [f64; 2], extended: bool, cache_bias: Vec<f64>,
+    learning_rate: f64, temperature: [f64; 2], regression_layers: Vec<u32>, extended: bool,
+    cache_bias: Vec<f64>,
 } }
 section! { /// `[sparsity]`.
 Sparsity {
@@ -166,6 +167,14 @@ impl Placement {
             Architecture::Qwen2 | Architecture::Qwen3 => 3,
             Architecture::Llama | Architecture::Mistral => 2,
         })
+    }
+}
+
+impl Reuse {
+    /// Whether the paper's regression is measured in a layer.
+    #[must_use]
+    pub fn measures_regression(&self, layer: u32) -> bool {
+        self.regression_layers.is_empty() || self.regression_layers.contains(&layer)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::error::{PrepError, Result};
 use crate::journal::{Journal, clear_scratch};
 use crate::key::Key;
 use crate::progress::{Phase, Progress};
+use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;
@@ -60,28 +61,39 @@ pub trait Stage {
     }
 }
 
-/// What most stages do: each layer of the journal is a unit of `parts` records, which `make` computes together. Layers
-/// that are there are passed over.
+/// Memory that layers made side by side may take together.
+const SIDE_BY_SIDE_BYTES: u64 = 2 << 30;
+
+/// What most stages do: each layer of the journal is a unit of `parts` records, which `make` computes together, in
+/// about `layer_bytes` of memory. Layers that are there are passed over; of the others as many are made side by side as
+/// there are processors and memory for, since much of a layer's work keeps one processor busy.
 pub fn each_layer(
     journal: &mut Journal,
     progress: &mut dyn Progress,
     phase: Phase,
     parts: u32,
-    mut make: impl FnMut(u32) -> Result<Vec<Vec<u8>>>,
+    layer_bytes: u64,
+    make: impl Fn(u32) -> Result<Vec<Vec<u8>>> + Sync,
 ) -> Result<()> {
     let layers = journal.description().units_held();
     progress.begin(phase, layers.len() as u64);
-    for layer in layers {
-        let missing = |part: &u32| !journal.contains(RecordId::new(layer, *part));
-        let missing: Vec<u32> = (0..parts).filter(missing).collect();
-        if !missing.is_empty() {
-            let contents = make(layer)?;
+    let (done, missing): (Vec<u32>, Vec<u32>) = layers
+        .partition(|&layer| (0..parts).all(|part| journal.contains(RecordId::new(layer, part))));
+    progress.advance(done.len() as u64);
+    let room = (SIDE_BY_SIDE_BYTES / layer_bytes.max(1)).max(1);
+    let at_once = rayon::current_num_threads().min(usize::try_from(room).unwrap_or(usize::MAX));
+    for layers in missing.chunks(at_once) {
+        let made = layers.par_iter().map(|&layer| make(layer)).collect::<Result<Vec<_>>>()?;
+        for (&layer, contents) in layers.iter().zip(made) {
             assert_eq!(contents.len(), parts as usize, "records of a layer");
-            for part in missing {
-                journal.append(RecordId::new(layer, part), &contents[part as usize])?;
+            for (part, content) in (0..parts).zip(contents) {
+                let id = RecordId::new(layer, part);
+                if !journal.contains(id) {
+                    journal.append(id, &content)?;
+                }
             }
+            progress.advance(1);
         }
-        progress.advance(1);
     }
     Ok(())
 }

@@ -105,7 +105,7 @@ impl<'a> BaseStage<'a> {
 
 impl Stage for BaseStage<'_> {
     const NAME: &'static str = "63-base";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
     const IN_TENSORS: bool = true;
     type Params = Params;
 
@@ -128,7 +128,7 @@ impl Stage for BaseStage<'_> {
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
         let forward = Forward::new(&self.source.model, self.activations.params().window)?;
         let fit = fit::Fit::new(&forward, self.activations, &self.params)?;
-        each_layer(journal, progress, Phase::Base, 3, |layer| fit.layer(layer))
+        each_layer(journal, progress, Phase::Base, 3, u64::MAX, |layer| fit.layer(layer))
     }
 }
 

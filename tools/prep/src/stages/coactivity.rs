@@ -52,6 +52,12 @@ impl Split {
         }
         Ok(Split { taught, held_out })
     }
+
+    /// Memory that a layer takes.
+    pub(crate) fn bytes(activations: &Activations) -> u64 {
+        let params = activations.params();
+        params.tokens * u64::from(params.neurons) / 8
+    }
 }
 
 impl Coactivity {
@@ -117,12 +123,25 @@ impl Coactivity {
     }
 }
 
-/// For each of `rows`, which have `counts` tokens, in how many tokens it is active together with `row`.
-pub(crate) fn together_with_each(rows: &[u64], counts: &[u32], row: &[u64], out: &mut [u32]) {
-    Kernels::detect().distances(rows, row, out);
-    let own = count(row);
-    for (out, count) in out.iter_mut().zip(counts) {
-        *out = (own + count - *out) / 2;
+/// Rows that are held against all others together, so that those come out of memory once for all of them.
+pub(crate) const STRIP: usize = 64;
+
+/// In how many tokens each of a strip of `rows`, from `first` on, is active together with each of all rows, which have
+/// `counts` tokens. `out` is rows of the strip x all rows.
+pub(crate) fn together_in_strip(rows: &[u64], counts: &[u32], first: usize, out: &mut [u32]) {
+    let (all, kernels) = (counts.len(), Kernels::detect());
+    let words = rows.len() / all;
+    let row = |number: usize| &rows[number * words..][..words];
+    for tile in (0..all).step_by(STRIP) {
+        let size = STRIP.min(all - tile);
+        let others = &rows[tile * words..][..size * words];
+        for (number, out) in (first..).zip(out.chunks_exact_mut(all)) {
+            let out = &mut out[tile..][..size];
+            kernels.distances(others, row(number), out);
+            for (out, count) in out.iter_mut().zip(&counts[tile..]) {
+                *out = (counts[number] + count - *out) / 2;
+            }
+        }
     }
 }
 
@@ -162,11 +181,26 @@ mod tests {
         (0..65).for_each(|_| found.push(&[7, 9, 7], 2));
         assert_eq!((0..3).map(|n| count(found.row(n))).collect::<Vec<_>>(), [65, 65, 0]);
         assert_eq!(together(found.row(0), found.row(1)), 65);
-        let (counts, mut with_each) = ([65, 65, 0], [0; 3]);
-        for neuron in 0..3 {
-            together_with_each(found.rows(), &counts, found.row(neuron), &mut with_each);
-            let one_by_one = [0, 1, 2].map(|other| together(found.row(neuron), found.row(other)));
-            assert_eq!(with_each, one_by_one);
+        let mut strip = [0; 6];
+        together_in_strip(found.rows(), &[65, 65, 0], 1, &mut strip);
+        assert_eq!(strip, [65, 65, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_strip_counts_what_each_pair_counts() {
+        let mut found = Coactivity::new(150, 200);
+        for token in 0..200usize {
+            let codes: Vec<u8> = (0..150).map(|n| ((n * 7 + token * token) % 251) as u8).collect();
+            found.push(&codes, 40);
+        }
+        let counts: Vec<u32> = (0..150).map(|n| count(found.row(n))).collect();
+        for first in [0, STRIP, 2 * STRIP] {
+            let mut strip = vec![0; STRIP.min(150 - first) * 150];
+            together_in_strip(found.rows(), &counts, first, &mut strip);
+            for (place, &found_together) in strip.iter().enumerate() {
+                let (a, b) = (first + place / 150, place % 150);
+                assert_eq!(found_together, together(found.row(a), found.row(b)), "{a} {b}");
+            }
         }
     }
 }

@@ -248,7 +248,7 @@ impl Stage for ComparisonStage<'_> {
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        each_layer(journal, progress, Phase::Comparison, 1, |layer| {
+        each_layer(journal, progress, Phase::Comparison, 1, u64::MAX, |layer| {
             let rows = self.layer(layer)?;
             Ok(vec![serde_json::to_vec(&rows).expect("plain data")])
         })

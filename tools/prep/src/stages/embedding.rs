@@ -132,7 +132,12 @@ impl Stage for EmbeddingStage<'_> {
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
         let Params { active_share, holdout_every, .. } = self.params;
-        each_layer(journal, progress, Phase::Embedding, 2, |layer| {
+        let Params { neurons, dimensions, .. } = self.params;
+        let neurons = u64::from(neurons);
+        // Counts of all pairs, and the vectors with what the optimiser keeps of each.
+        let layer_bytes =
+            4 * neurons * (neurons + 8 * u64::from(dimensions)) + Split::bytes(self.activations);
+        each_layer(journal, progress, Phase::Embedding, 2, layer_bytes, |layer| {
             let split = Split::read(self.activations, layer, active_share, holdout_every)?;
             let (fit, vectors) = skip_gram::fit(&split.taught, &self.params, layer)?;
             let fit = serde_json::to_vec(&fit).expect("plain data");

@@ -208,7 +208,10 @@ impl Stage for MlpStage<'_> {
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
         let parts = 1 + NAMES.len() as u32;
-        each_layer(journal, progress, Phase::Mlp, parts, |layer| self.layer(layer))
+        let grouping = grouping(self.activations, self.placement, 0)?;
+        let layer_bytes =
+            LayerSamples::bytes(self.activations, &grouping, self.params.recipe.batch);
+        each_layer(journal, progress, Phase::Mlp, parts, layer_bytes, |layer| self.layer(layer))
     }
 }
 

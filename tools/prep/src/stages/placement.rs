@@ -108,12 +108,14 @@ impl<'a> PlacementStage<'a> {
         let vectors = self.embedding.layer(layer)?;
         let seed = seed.wrapping_add(layer.into());
         let (block, cluster) = (block_neurons as usize, self.params.cluster_neurons as usize);
+        let singles = order::Singles::of(&taught);
+        let greedy = singles.greedy(block);
         let mut orders: Vec<(&str, Vec<u32>)> = vec![
             ("file", (0..neurons).collect()),
             ("random", order::random(neurons, seed)),
             ("frequency", order::by_frequency(&taught)),
-            ("greedy", order::greedy(&taught, block)),
-            ("matching", order::matching(&taught, block)),
+            ("greedy", greedy),
+            ("matching", singles.matching(block)),
             ("embedding", clusters::order(&vectors, &taught, block, cluster, seed)?),
         ];
         let measured: Vec<Measured> = orders
@@ -163,7 +165,10 @@ impl Stage for PlacementStage<'_> {
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        each_layer(journal, progress, Phase::Placement, 2, |layer| {
+        // The units that are joined, twice, and their partners.
+        let layer_bytes = 4 * Split::bytes(self.activations)
+            + 2048 * u64::from(self.activations.params().neurons);
+        each_layer(journal, progress, Phase::Placement, 2, layer_bytes, |layer| {
             let found = self.layer(layer)?;
             let order = found.order.iter().flat_map(|neuron| neuron.to_le_bytes()).collect();
             Ok(vec![serde_json::to_vec(&found).expect("plain data"), order])

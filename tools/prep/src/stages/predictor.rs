@@ -233,7 +233,10 @@ impl Stage for PredictorStage<'_> {
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        each_layer(journal, progress, Phase::Predictor, 3, |layer| {
+        let grouping = grouping(self.activations, self.placement, 0)?;
+        let layer_bytes =
+            LayerSamples::bytes(self.activations, &grouping, self.params.recipe.batch);
+        each_layer(journal, progress, Phase::Predictor, 3, layer_bytes, |layer| {
             let found = self.layer(layer)?;
             let text = serde_json::to_vec(&found).expect("plain data");
             let known = found.shares.iter().chain(&found.frequency);

@@ -214,7 +214,8 @@ impl Stage for ProjectionStage<'_> {
             );
             return Err(PrepError::unsupported(problem));
         }
-        each_layer(journal, progress, Phase::Projection, 4, |layer| {
+        // LAPACK keeps all processors busy by itself.
+        each_layer(journal, progress, Phase::Projection, 4, u64::MAX, |layer| {
             let Basis { mean, variances, components, spread, .. } = self.layer(layer)?;
             let bytes = |values: Vec<f32>| values.iter().flat_map(|x| x.to_le_bytes()).collect();
             let spread = serde_json::to_vec(&spread).expect("plain data");

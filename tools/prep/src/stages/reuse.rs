@@ -143,12 +143,16 @@ impl<'a> ReuseStage<'a> {
         let seed = self.params.seed.wrapping_add(layer.into());
         let frequencies = requests.frequencies();
         // Training the paper's regression takes most of the time: not where the recipe has chosen otherwise.
-        let gaps = match recipe.method.as_str() {
-            "hazard" => None,
-            _ => Some(regression::gaps(&requests.taught, recipe, seed)?),
+        let measures = recipe.measures_regression(layer);
+        let regresses = match recipe.method.as_str() {
+            "hazard" => false,
+            "reuse distance" => true,
+            _ => measures,
         };
+        let gaps =
+            regresses.then(|| regression::gaps(&requests.taught, recipe, seed)).transpose()?;
         let hazard = hazard::learn(&requests.taught, &frequencies, recipe);
-        let mut extended = if recipe.extended {
+        let mut extended = if recipe.extended && measures {
             Some(Extended::learn(&requests.taught, &frequencies, recipe, seed)?)
         } else {
             None
@@ -198,7 +202,12 @@ impl Stage for ReuseStage<'_> {
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        each_layer(journal, progress, Phase::Reuse, 2, |layer| {
+        let params = self.activations.params();
+        let requests =
+            self.params.recipe.active_share * params.tokens as f64 * f64::from(params.neurons);
+        // The requests of neurons and those of blocks, and when each comes again.
+        let layer_bytes = (2.0 * 12.0 * requests) as u64;
+        each_layer(journal, progress, Phase::Reuse, 2, layer_bytes, |layer| {
             let found = self.layer(layer)?;
             Ok(vec![serde_json::to_vec(&found).expect("plain data"), found.table])
         })
@@ -251,18 +260,23 @@ impl Reuse {
         means
     }
 
-    /// Means over the layers, one [`Ratios`] for each size of block.
+    /// Means over the layers, one [`Ratios`] for each size of block. Where some layers have rows that others have not,
+    /// only those with all rows count, so that rows can be compared.
     #[must_use]
     pub fn means(&self) -> Vec<Ratios> {
-        let mut means = self.layers.first().map_or(Vec::new(), |layer| layer.measured.clone());
+        let rows =
+            |layer: &LayerReuse| layer.measured.first().map_or(0, |ratios| ratios.rows.len());
+        let most = self.layers.iter().map(rows).max().unwrap_or(0);
+        let counted: Vec<&LayerReuse> =
+            self.layers.iter().filter(|layer| rows(layer) == most).collect();
+        let mut means = counted.first().map_or(Vec::new(), |layer| layer.measured.clone());
         for (which, mean) in means.iter_mut().enumerate() {
-            let of = |layer: &'_ LayerReuse| layer.measured[which].clone();
-            let layers: Vec<Ratios> = self.layers.iter().map(of).collect();
-            mean.requests = layers.iter().map(|ratios| ratios.requests).sum();
+            mean.requests = counted.iter().map(|layer| layer.measured[which].requests).sum();
             for (number, row) in mean.rows.iter_mut().enumerate() {
                 for (capacity, hits) in row.hits.iter_mut().enumerate() {
-                    let sum: f64 = layers.iter().map(|l| l.rows[number].hits[capacity]).sum();
-                    *hits = sum / layers.len() as f64;
+                    let of =
+                        |layer: &&LayerReuse| layer.measured[which].rows[number].hits[capacity];
+                    *hits = counted.iter().map(of).sum::<f64>() / counted.len() as f64;
                 }
             }
         }

@@ -62,15 +62,16 @@ struct Sums {
     stand_ins: Vec<f64>,
     /// Of h c over unselected neurons; neurons.
     products: Vec<f64>,
-    /// Of what the unselected neurons add; hidden.
-    outputs: Vec<f64>,
+    /// Of h over unselected neurons; neurons.
+    exact: Vec<f64>,
     tokens: usize,
 }
 
 struct Block {
     neurons: Range<usize>,
     gram: Gram,
-    /// Sum of c times what the block's unselected neurons add; neurons of the block x hidden.
+    /// Sum of c h, h of unselected neurons; neurons of the block x neurons of the block. Times their columns it is the
+    /// sum of c times what they add.
     cross: Vec<f32>,
 }
 
@@ -204,7 +205,7 @@ impl<'a> Fit<'a> {
         base: &mut LayerBase,
     ) -> Result<Rounded> {
         let hidden = self.params.hidden as usize;
-        let sums = self.sums(weights, layer, down, base)?;
+        let sums = self.sums(weights, layer, base)?;
         let mut targets = Vec::with_capacity(down.len());
         for block in &sums.blocks {
             targets.extend(self.target(block, &sums, down)?);
@@ -229,9 +230,12 @@ impl<'a> Fit<'a> {
         base.doubt.down = rows
             .map(|(d, low)| norm(&d.iter().zip(low).map(|(a, b)| a - b).collect::<Vec<f32>>()))
             .collect();
-        let mut constant = sums.outputs.clone();
-        for (row, c) in low.chunks_exact(hidden).zip(&sums.stand_ins) {
-            constant.iter_mut().zip(row).for_each(|(m, &d)| *m -= c * f64::from(d));
+        let mut constant = vec![0f64; hidden];
+        for (neuron, row) in low.chunks_exact(hidden).enumerate() {
+            let (exact, stand_in) = (sums.exact[neuron], sums.stand_ins[neuron]);
+            for ((sum, &d), &low) in constant.iter_mut().zip(&down[neuron * hidden..]).zip(row) {
+                *sum += exact * f64::from(d) - stand_in * f64::from(low);
+            }
         }
         base.constant = constant.iter().map(|m| (m / sums.tokens as f64) as f32).collect();
         base.down = Some(low);
@@ -239,25 +243,19 @@ impl<'a> Fit<'a> {
     }
 
     /// Runs the fitted tokens.
-    fn sums(
-        &self,
-        weights: &Layer<'_>,
-        layer: u32,
-        down: &[f32],
-        base: &LayerBase,
-    ) -> Result<Sums> {
-        let (hidden, neurons) = (self.params.hidden as usize, self.params.neurons as usize);
+    fn sums(&self, weights: &Layer<'_>, layer: u32, base: &LayerBase) -> Result<Sums> {
+        let neurons = self.params.neurons as usize;
         let width = neurons.div_ceil(neurons.div_ceil(self.params.feedback_neurons as usize));
         let block = |start: usize| {
             let range = start..(start + width).min(neurons);
-            let (gram, cross) = (Gram::new(range.len()), vec![0.0; range.len() * hidden]);
+            let (gram, cross) = (Gram::new(range.len()), vec![0.0; range.len() * range.len()]);
             Block { neurons: range, gram, cross }
         };
         let mut sums = Sums {
             blocks: (0..neurons).step_by(width).map(block).collect(),
             stand_ins: vec![0.0; neurons],
             products: vec![0.0; neurons],
-            outputs: vec![0.0; hidden],
+            exact: vec![0.0; neurons],
             tokens: 0,
         };
         let counts = self.params.exact_shares.iter();
@@ -269,7 +267,7 @@ impl<'a> Fit<'a> {
                 largest(&base.doubt.of_rows(&gate, &up), neurons, |t| counts[t % counts.len()]);
             let stand_ins = base.stand_ins(&gate, &up, &chosen);
             let exact = masked(&weights.activations(h)?, &chosen, false);
-            sums.add(&stand_ins, &exact, down, neurons);
+            sums.add(&stand_ins, &exact);
         }
         Ok(sums)
     }
@@ -287,7 +285,9 @@ impl<'a> Fit<'a> {
         });
         let damp = self.params.damping * block.gram.mean_diagonal();
         let mut hessian = Mat::from_fn(width, width, |i, j| f64::from(block.gram.at(i, j)));
-        let mut rest = Mat::from_fn(width, hidden, |i, j| f64::from(block.cross[i * hidden + j]));
+        let mut crossed = vec![0f32; width * hidden];
+        add_product(&block.cross, &down[first * hidden..][..width * hidden], width, &mut crossed);
+        let mut rest = Mat::from_fn(width, hidden, |i, j| f64::from(crossed[i * hidden + j]));
         matmul(
             rest.as_mut(),
             Accum::Add,
@@ -313,31 +313,23 @@ impl<'a> Fit<'a> {
 
 impl Sums {
     /// Adds a chunk: stand-ins and exact activations, zero for selected neurons; tokens x neurons.
-    fn add(&mut self, stand_ins: &[f32], exact: &[f32], down: &[f32], neurons: usize) {
-        let (tokens, hidden) = (stand_ins.len() / neurons, self.outputs.len());
+    fn add(&mut self, stand_ins: &[f32], exact: &[f32]) {
+        let neurons = self.exact.len();
+        let tokens = stand_ins.len() / neurons;
         let all = MatRef::from_row_major_slice(stand_ins, tokens, neurons);
         let exact_all = MatRef::from_row_major_slice(exact, tokens, neurons);
-        let down = MatRef::from_row_major_slice(down, neurons, hidden);
         for block in &mut self.blocks {
             let (start, width) = (block.neurons.start, block.neurons.len());
-            let c = all.subcols(start, width);
+            let (c, h) = (all.subcols(start, width), exact_all.subcols(start, width));
             block.gram.add(c);
-            let mut y = vec![0f32; tokens * hidden];
-            let into = MatMut::from_row_major_slice_mut(&mut y, tokens, hidden);
-            let part = exact_all.subcols(start, width);
-            let parallel = get_global_parallelism();
-            matmul(into, Accum::Replace, part, down.subrows(start, width), 1.0, parallel);
-            let y_rows = MatRef::from_row_major_slice(&y, tokens, hidden);
-            let cross = MatMut::from_row_major_slice_mut(&mut block.cross, width, hidden);
-            matmul(cross, Accum::Add, c.transpose(), y_rows, 1.0, parallel);
-            for row in y.chunks_exact(hidden) {
-                self.outputs.iter_mut().zip(row).for_each(|(sum, &y)| *sum += f64::from(y));
-            }
+            let cross = MatMut::from_row_major_slice_mut(&mut block.cross, width, width);
+            matmul(cross, Accum::Add, c.transpose(), h, 1.0, get_global_parallelism());
         }
         for (c, h) in stand_ins.chunks_exact(neurons).zip(exact.chunks_exact(neurons)) {
             for neuron in 0..neurons {
                 self.stand_ins[neuron] += f64::from(c[neuron]);
                 self.products[neuron] += f64::from(c[neuron] * h[neuron]);
+                self.exact[neuron] += f64::from(h[neuron]);
             }
         }
         self.tokens += tokens;

@@ -13,7 +13,7 @@
 
 use super::{Fit, Params, Vectors};
 use crate::error::{PrepError, Result};
-use crate::stages::coactivity::{Coactivity, count, together_with_each};
+use crate::stages::coactivity::{self, Coactivity, count, together_in_strip};
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use rand::{Rng, SeedableRng};
@@ -40,12 +40,16 @@ impl Counts {
         let neurons = taught.neurons();
         let mut pairs = vec![0f32; neurons * neurons];
         let counts: Vec<u32> = (0..neurons).map(|neuron| count(taught.row(neuron))).collect();
-        pairs.par_chunks_exact_mut(neurons).enumerate().for_each_init(
-            || vec![0; neurons],
-            |together, (a, row)| {
-                together_with_each(taught.rows(), &counts, taught.row(a), together);
-                together[a] = 0;
-                row.iter_mut().zip(together).for_each(|(pair, &mut count)| *pair = count as f32);
+        let strip = coactivity::STRIP;
+        pairs.par_chunks_mut(strip * neurons).enumerate().for_each_init(
+            || vec![0; strip * neurons],
+            |together, (number, rows)| {
+                let (first, together) = (number * strip, &mut together[..rows.len()]);
+                together_in_strip(taught.rows(), &counts, first, together);
+                rows.iter_mut().zip(together).for_each(|(pair, &mut count)| *pair = count as f32);
+                for (index, row) in rows.chunks_exact_mut(neurons).enumerate() {
+                    row[first + index] = 0.0;
+                }
             },
         );
         let sum = |row: &[f32]| row.iter().map(|&pair| f64::from(pair)).sum::<f64>();

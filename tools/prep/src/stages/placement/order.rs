@@ -6,7 +6,7 @@
 //! both act, which is always most for those that act most, but how much of that a partner of its own kind would not
 //! have given them anyhow: see [`Units::partners`].
 
-use crate::stages::coactivity::{Coactivity, count, together, together_with_each};
+use crate::stages::coactivity::{Coactivity, STRIP, count, together, together_in_strip};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -32,6 +32,13 @@ struct Units {
     all: Vec<Unit>,
 }
 
+/// Each neuron by itself and its best partners: what blocks are made of.
+#[derive(Debug)]
+pub(super) struct Singles {
+    units: Units,
+    partners: Vec<Vec<Partner>>,
+}
+
 /// A candidate for a unit's block.
 #[derive(Clone, Copy, Debug)]
 struct Partner {
@@ -54,23 +61,29 @@ pub(super) fn by_frequency(found: &Coactivity) -> Vec<u32> {
     order
 }
 
-/// Blocks of `block` grown from the best pairs.
-pub(super) fn greedy(found: &Coactivity, block: usize) -> Vec<u32> {
-    let units = Units::of(found);
-    let partners = units.partners();
-    let blocks = units.grow(&partners, block.max(1));
-    units.join(&blocks).nest()
-}
-
-/// Blocks of `block` that are grown and then improved by exchanging neurons; of a block size that can be halved, halves
-/// first. On to pairs of blocks, pairs of pairs, and so on.
-pub(super) fn matching(found: &Coactivity, block: usize) -> Vec<u32> {
-    let odd = block.max(1) >> block.max(1).trailing_zeros();
-    let mut units = Units::of(found);
-    if odd > 1 {
-        units = units.group(odd);
+impl Singles {
+    pub(super) fn of(found: &Coactivity) -> Singles {
+        let units = Units::of(found);
+        let partners = units.partners();
+        Singles { units, partners }
     }
-    units.nest()
+
+    /// Blocks of `block` grown from the best pairs.
+    pub(super) fn greedy(&self, block: usize) -> Vec<u32> {
+        let blocks = self.units.grow(&self.partners, block.max(1));
+        self.units.join(&blocks).nest()
+    }
+
+    /// Blocks of `block` that are grown and then improved by exchanging neurons; of a block size that can be halved,
+    /// halves first. On to pairs of blocks, pairs of pairs, and so on.
+    pub(super) fn matching(self, block: usize) -> Vec<u32> {
+        let Singles { units, partners } = self;
+        match block.max(1) >> block.max(1).trailing_zeros() {
+            1 if units.all.len() % 2 == 1 => units.nest(),
+            1 => units.group(&partners, 2).nest(),
+            odd => units.group(&partners, odd).nest(),
+        }
+    }
 }
 
 impl Unit {
@@ -102,25 +115,34 @@ impl Units {
         let own = |unit: &Unit| i64::from(unit.count) * i64::from(unit.count);
         let bits: Vec<u64> = self.all.iter().flat_map(|unit| &unit.bits).copied().collect();
         let counts: Vec<u32> = self.all.iter().map(|unit| unit.count).collect();
-        let of = |together: &mut Vec<u32>, id: usize| {
+        let all = self.all.len();
+        let best_of = |id: usize, together: &[u32], candidates: &mut Vec<Partner>| {
             let unit = &self.all[id];
-            together_with_each(&bits, &counts, &unit.bits, together);
             let gain = |other: usize| {
                 2 * tokens * i64::from(together[other]) - own(unit) - own(&self.all[other])
             };
-            let others = (0..self.all.len()).filter(|&other| other != id);
-            let mut partners: Vec<Partner> =
-                others.map(|id| Partner { gain: gain(id), id }).collect();
+            candidates.clear();
+            let others = (0..all).filter(|&other| other != id);
+            candidates.extend(others.map(|id| Partner { gain: gain(id), id }));
             let best = |partner: &Partner| (std::cmp::Reverse(partner.gain), partner.id);
-            if partners.len() > PARTNERS {
-                partners.select_nth_unstable_by_key(PARTNERS, best);
-                partners.truncate(PARTNERS);
+            if candidates.len() > PARTNERS {
+                candidates.select_nth_unstable_by_key(PARTNERS, best);
+                candidates.truncate(PARTNERS);
             }
-            partners.sort_unstable_by_key(best);
-            partners
+            candidates.sort_unstable_by_key(best);
+            // Not the candidates themselves, whose memory is for all units.
+            candidates.as_slice().to_vec()
         };
-        let ids = (0..self.all.len()).into_par_iter();
-        ids.map_init(|| vec![0; self.all.len()], of).collect()
+        let strips = (0..all).into_par_iter().step_by(STRIP);
+        let of_strip = |(together, candidates): &mut (Vec<u32>, Vec<Partner>), first: usize| {
+            let together = &mut together[..STRIP.min(all - first) * all];
+            together_in_strip(&bits, &counts, first, together);
+            let rows = (first..).zip(together.chunks_exact(all));
+            rows.map(|(id, row)| best_of(id, row, candidates)).collect::<Vec<_>>()
+        };
+        let found: Vec<_> =
+            strips.map_init(|| (vec![0; STRIP * all], Vec::new()), of_strip).collect();
+        found.into_iter().flatten().collect()
     }
 
     /// Blocks of `size` units, grown from the best pairs by what adds least; then of what is left, by frequency. The
@@ -175,9 +197,8 @@ impl Units {
 
     /// Blocks of `size` as units, grown and then improved: two units of different blocks change places wherever that
     /// makes the blocks' tokens fewer.
-    fn group(&self, size: usize) -> Units {
-        let partners = self.partners();
-        let mut blocks = self.grow(&partners, size);
+    fn group(&self, partners: &[Vec<Partner>], size: usize) -> Units {
+        let mut blocks = self.grow(partners, size);
         let mut block_of = vec![0; self.all.len()];
         for (number, ids) in blocks.iter().enumerate() {
             ids.iter().for_each(|&id| block_of[id] = number);
@@ -246,7 +267,7 @@ impl Units {
                 let rarest = (0..self.all.len()).min_by_key(|&id| (self.all[id].count, id));
                 tails.push(self.all.remove(rarest.expect("there are units")).members);
             }
-            self = self.group(2);
+            self = self.group(&self.partners(), 2);
         }
         let mut order = self.all.pop().map_or(Vec::new(), |unit| unit.members);
         order.extend(tails.into_iter().rev().flatten());
@@ -289,8 +310,8 @@ mod tests {
         let tokens: Vec<&[u32]> =
             tokens.iter().flat_map(|&(set, times)| std::iter::repeat_n(set, times)).collect();
         let found = coactivity(4, &tokens);
-        assert_eq!(found.redundancy(&matching(&found, 2), 2), 32.0 / 20.0 - 1.0);
-        assert_eq!(found.redundancy(&greedy(&found, 2), 2), 34.0 / 20.0 - 1.0);
+        assert_eq!(found.redundancy(&Singles::of(&found).matching(2), 2), 32.0 / 20.0 - 1.0);
+        assert_eq!(found.redundancy(&Singles::of(&found).greedy(2), 2), 34.0 / 20.0 - 1.0);
     }
 
     /// Groups of `group` neurons of 60 that act as one, three at a time.
@@ -315,8 +336,8 @@ mod tests {
         for (group, block) in [(4, 2), (4, 4), (3, 3), (6, 3), (6, 6), (5, 5)] {
             let found = planted(group);
             let redundancy = |order: &[u32]| found.redundancy(order, block);
-            assert_eq!(redundancy(&matching(&found, block)), 0.0, "{group} {block}");
-            assert_eq!(redundancy(&greedy(&found, block)), 0.0, "{group} {block}");
+            assert_eq!(redundancy(&Singles::of(&found).matching(block)), 0.0, "{group} {block}");
+            assert_eq!(redundancy(&Singles::of(&found).greedy(block)), 0.0, "{group} {block}");
             assert!(redundancy(&random(60, 2)) > 0.5);
         }
     }
@@ -335,7 +356,7 @@ mod tests {
             (codes[pair], codes[pair + 40]) = (255, 255);
             found.push(&codes, 70);
         }
-        let order = matching(&found, 2);
+        let order = Singles::of(&found).matching(2);
         let mate = |neuron: u32| {
             let place = order.iter().position(|&n| n == neuron).unwrap();
             order[place ^ 1]
@@ -353,7 +374,10 @@ mod tests {
             let sets: Vec<&[u32]> = sets.iter().map(|set| &set[..]).collect();
             let found = coactivity(13, &sets);
             let orders = [
-                by_frequency(&found), greedy(&found, block), matching(&found, block), random(13, 1),
+                by_frequency(&found),
+                Singles::of(&found).greedy(block),
+                Singles::of(&found).matching(block),
+                random(13, 1),
             ];
             for mut order in orders {
                 order.sort_unstable();

@@ -78,6 +78,17 @@ fn each_feature(
 }
 
 impl LayerSamples {
+    /// Memory that a layer takes while it is learned from in batches of `batch` samples, about.
+    pub(crate) fn bytes(activations: &Activations, grouping: &Grouping, batch: u32) -> u64 {
+        let params = activations.params();
+        let blocks = grouping.blocks() as u64;
+        let rows = 2 + params.stages.div_ceil(params.stage_every);
+        // Features; codes, two means, what came before, and the sets while those are made.
+        let sample = u64::from(rows * params.hidden) + 5 * blocks;
+        // Scores, their gradient, and what candle keeps of each step between.
+        params.tokens * sample + 64 * u64::from(batch) * blocks
+    }
+
     /// Reads those of `layer` that are not held out.
     pub(crate) fn read(
         activations: &Activations,
