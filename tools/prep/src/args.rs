@@ -88,7 +88,7 @@ pub(crate) struct ImportArgs {
     /// GGUF file or Hugging Face folder
     pub(crate) model: PathBuf,
     /// Bundle to write; an existing one is replaced
-    #[arg(long, value_name = "FILE.lsb")]
+    #[arg(long, short, value_name = "FILE.lsb")]
     pub(crate) out: PathBuf,
     /// Number format of attention, and of the rest unless told otherwise
     #[arg(long, value_enum, default_value_t = DTypeArg::F16)]

@@ -35,7 +35,7 @@ pub(crate) struct PaperArgs {
     #[arg(required = true)]
     bundles: Vec<PathBuf>,
     /// Folder of results and report
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, short, value_name = "DIR")]
     out: PathBuf,
     /// Texts that are decoded; those that the bundles were prepared with, for Figure 12
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]

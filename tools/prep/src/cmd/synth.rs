@@ -25,7 +25,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SynthArgs {
     /// Folder to write
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, short, value_name = "DIR")]
     out: PathBuf,
     /// Take the shape of this model
     #[arg(long, value_enum)]

@@ -7,12 +7,12 @@ use crate::descent::{self, Hessian};
 use crate::error::{PrepError, Result};
 use crate::gptq::{Feedback, Gram, Grid, Quantised, across_inputs, along_inputs};
 use crate::lloyd::fit_codebook;
-use crate::matmul::add_product;
+use crate::matmul::{add_product, add_squares};
 use crate::model::forward::{Forward, Layer, activation};
 use crate::stages::activations::Activations;
 use faer::linalg::matmul::matmul;
 use faer::linalg::solvers::Solve;
-use faer::{Accum, Mat, MatMut, MatRef, Side, get_global_parallelism};
+use faer::{Accum, Mat, MatRef, Side, get_global_parallelism};
 use half::slice::HalfFloatSliceExt;
 use ls_bundle::low_bit::{Bits, Codebook, GROUP, RecordLayout};
 use std::ops::Range;
@@ -317,13 +317,10 @@ impl Sums {
         let neurons = self.exact.len();
         let tokens = stand_ins.len() / neurons;
         let all = MatRef::from_row_major_slice(stand_ins, tokens, neurons);
-        let exact_all = MatRef::from_row_major_slice(exact, tokens, neurons);
         for block in &mut self.blocks {
-            let (start, width) = (block.neurons.start, block.neurons.len());
-            let (c, h) = (all.subcols(start, width), exact_all.subcols(start, width));
-            block.gram.add(c);
-            let cross = MatMut::from_row_major_slice_mut(&mut block.cross, width, width);
-            matmul(cross, Accum::Add, c.transpose(), h, 1.0, get_global_parallelism());
+            let which = block.neurons.clone();
+            block.gram.add(all.subcols(which.start, which.len()));
+            add_squares(stand_ins, exact, neurons, which, &mut block.cross);
         }
         for (c, h) in stand_ins.chunks_exact(neurons).zip(exact.chunks_exact(neurons)) {
             for neuron in 0..neurons {

@@ -59,36 +59,57 @@ impl Counts {
         Counts { neurons, pairs, shares, total }
     }
 
-    /// Turns the scores of the rows from `first` on into the gradient of the loss by them, times the number of neurons;
-    /// returns the rows' part of the loss.
-    fn gradient(&self, first: usize, scores: &mut [f32], negatives: f32) -> f64 {
+    /// Turns the scores of the rows from `first` on into the gradient of the loss by them, times the number of neurons.
+    fn gradient(&self, first: usize, scores: &mut [f32], negatives: f32) {
+        let (share_of_pair, scale) = ((1.0 / self.total) as f32, self.neurons as f32);
+        self.each_pair(first, scores, negatives, |score, pair, negative| {
+            let positive = pair * share_of_pair;
+            let fall = (-score.abs()).exp();
+            let of_positive = if *score >= 0.0 { fall / (1.0 + fall) } else { 1.0 / (1.0 + fall) };
+            *score = scale * (negative * (1.0 - of_positive) - positive * of_positive);
+            0.0
+        });
+    }
+
+    /// The rows' part of the loss.
+    fn loss(&self, first: usize, scores: &mut [f32], negatives: f32) -> f64 {
+        let share_of_pair = (1.0 / self.total) as f32;
+        self.each_pair(first, scores, negatives, |score, pair, negative| {
+            // log(1 + e^-|s|) serves both logarithms.
+            let log = (-score.abs()).exp().ln_1p();
+            let positive = pair * share_of_pair;
+            positive * ((-*score).max(0.0) + log) + negative * (score.max(0.0) + log)
+        })
+    }
+
+    /// Sum of what `of` makes of a score, how often its two neurons act together, and how often that is drawn as a
+    /// negative. A neuron's score with itself becomes zero.
+    fn each_pair(
+        &self,
+        first: usize,
+        scores: &mut [f32],
+        negatives: f32,
+        of: impl Fn(&mut f32, f32, f32) -> f32 + Sync,
+    ) -> f64 {
         let neurons = self.neurons;
-        let (share_of_pair, scale) = ((1.0 / self.total) as f32, neurons as f32);
         let row = |(index, scores): (usize, &mut [f32])| {
             let a = first + index;
             let pairs = &self.pairs[a * neurons..][..neurons];
             let drawn = negatives * self.shares[a];
-            let mut loss = 0.0;
-            for (b, (score, &pair)) in scores.iter_mut().zip(pairs).enumerate() {
+            let mut sum = 0.0;
+            for (b, ((score, &pair), share)) in
+                scores.iter_mut().zip(pairs).zip(&self.shares).enumerate()
+            {
                 if a == b {
                     *score = 0.0;
-                    continue;
+                } else {
+                    sum += f64::from(of(score, pair, drawn * share));
                 }
-                let (positive, negative) = (pair * share_of_pair, drawn * self.shares[b]);
-                // log(1 + e^-|s|) serves both logarithms.
-                let fall = (-score.abs()).exp();
-                let log = fall.ln_1p();
-                let loss_of =
-                    positive * ((-*score).max(0.0) + log) + negative * (score.max(0.0) + log);
-                loss += f64::from(loss_of);
-                let of_positive =
-                    if *score >= 0.0 { fall / (1.0 + fall) } else { 1.0 / (1.0 + fall) };
-                *score = scale * (negative * (1.0 - of_positive) - positive * of_positive);
             }
-            loss
+            sum
         };
-        let losses: Vec<f64> = scores.par_chunks_exact_mut(neurons).enumerate().map(row).collect();
-        losses.iter().sum()
+        let sums: Vec<f64> = scores.par_chunks_exact_mut(neurons).enumerate().map(row).collect();
+        sums.iter().sum()
     }
 }
 
@@ -125,13 +146,14 @@ fn descend(
         let all = vectors.as_detached_tensor();
         let strip = all.narrow(0, start, rows)?;
         let mut scores: Vec<f32> = strip.matmul(&all.t()?)?.flatten_all()?.to_vec1()?;
-        let loss = counts.gradient(start, &mut scores, params.negatives as f32);
-        if step < strips {
-            fit.first_loss += loss;
+        let negatives = params.negatives as f32;
+        let (is_first, is_last) = (step < strips, step >= steps - strips);
+        if is_first || is_last {
+            let loss = counts.loss(start, &mut scores, negatives);
+            fit.first_loss += if is_first { loss } else { 0.0 };
+            fit.last_loss += if is_last { loss } else { 0.0 };
         }
-        if step >= steps - strips {
-            fit.last_loss += loss;
-        }
+        counts.gradient(start, &mut scores, negatives);
         // A pair's score has a vector of the strip on one side and any on the other.
         let by_score = Tensor::from_vec(scores, (rows, neurons), &Device::Cpu)?;
         let others = by_score.t()?.matmul(&strip)?;
