@@ -400,8 +400,8 @@ impl StagedMlp {
         for sum in &self.sums {
             sum.fill_zero(0, sum.bytes())?;
         }
-        self.list.reset();
         self.device.wait()?;
+        self.list.reset();
         for memory in [&mut self.posted, &mut self.report] {
             // SAFETY: no kernel is running.
             unsafe { memory.bytes_mut() }.fill(0);

@@ -138,22 +138,19 @@ fn stages_posted_ahead_and_launches_in_a_row() {
 #[ignore = "needs an NVIDIA GPU"]
 fn launches_of_one_stage() {
     for loads in [Loads::Plain, Loads::Async, Loads::Bulk] {
-        one_stage_each(layer(loads, true));
-    }
-}
-
-fn one_stage_each(mut layer: Layer) {
-    let mut out = vec![f32::NAN; HIDDEN];
-    for round in 0..300 {
-        for _ in 0..20 {
-            let entries: Vec<Entry> = (0..170).map(|b| layer.entry(b)).collect();
-            layer.mlp.post(&entries).unwrap();
-            layer.mlp.launch(1, true).unwrap();
-        }
-        layer.mlp.finish().unwrap();
-        layer.mlp.output(&mut out).unwrap();
+        let mut layer = layer(loads, true);
         let blocks: Vec<u32> = (0..170).collect();
-        layer.assert_is(&out, &blocks, &format!("one stage, round {round}"));
+        let entries: Vec<Entry> = blocks.iter().map(|&b| layer.entry(b)).collect();
+        let mut out = vec![f32::NAN; HIDDEN];
+        for round in 0..300 {
+            for _ in 0..20 {
+                layer.mlp.post(&entries).unwrap();
+                layer.mlp.launch(1, true).unwrap();
+            }
+            layer.mlp.finish().unwrap();
+            layer.mlp.output(&mut out).unwrap();
+            layer.assert_is(&out, &blocks, &format!("one stage, round {round}"));
+        }
     }
 }
 

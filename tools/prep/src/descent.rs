@@ -4,7 +4,7 @@
 //! (and each scale) can be chosen anew with all others as they are: with g = H d, d = w - q, the best value of weight j
 //! is q_j + g_j / H_jj. No step makes the error larger. Inputs are visited in order, a few times over.
 
-use crate::gptq::{BUNCH, Gram, Grid, LANES, Lanes, Quantised, subtract_product};
+use crate::gptq::{AT_ONCE, Gram, Grid, LANES, Lanes, Quantised, subtract_product};
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, get_global_parallelism};
 use half::f16;
@@ -246,8 +246,8 @@ pub fn across_inputs(
             let mut bunch = Bunch::new(hessian, grid, cut(&rounded), cut(&gradient));
             let mut changed = Vec::new();
             for _ in 0..sweeps {
-                for start in (0..inputs).step_by(BUNCH) {
-                    let open = start..(start + BUNCH).min(inputs);
+                for start in (0..inputs).step_by(AT_ONCE) {
+                    let open = start..(start + AT_ONCE).min(inputs);
                     bunch.with_open(open.clone(), |bunch| {
                         for input in open {
                             bunch.sweep_input(input, lanes, |start, codes, scale| {

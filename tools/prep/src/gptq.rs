@@ -25,7 +25,7 @@ pub(crate) const LANES: usize = 64;
 pub(crate) type Lanes = [f32; LANES];
 /// Inputs after which all others hear what those have changed: a product of matrices, where one after another would go
 /// through memory for each.
-pub(crate) const BUNCH: usize = 64;
+pub(crate) const AT_ONCE: usize = 64;
 
 /// What rows are rounded to.
 #[derive(Clone, Debug, PartialEq)]
@@ -198,7 +198,7 @@ impl Quantised {
         assert!(
             cols.is_multiple_of(group)
                 && LANES.is_multiple_of(group)
-                && BUNCH.is_multiple_of(group)
+                && AT_ONCE.is_multiple_of(group)
         );
         let weights = rows * cols;
         Quantised { cols, group, codes: vec![0; weights], scales: vec![f16::ZERO; weights / group] }
@@ -312,12 +312,12 @@ fn round(levels: &Levels, x: f32, scale: f32, rounded: &mut f32) -> u8 {
     code
 }
 
-/// Goes through the steps: `round` is given the step and the weights that are left of its bunch of [`BUNCH`], the first
-/// of which it rounds. Weights behind the bunch hear of its errors together, in one product.
+/// Goes through the steps: `round` is given the step and the weights that are left of the [`AT_ONCE`] that it is
+/// among, the first of which it rounds. Weights behind those hear of their errors together, in one product.
 fn solve(w: &mut [Lanes], feedback: &Feedback, mut round: impl FnMut(usize, &[Lanes], &mut Lanes)) {
     let steps = w.len();
-    for first in (0..steps).step_by(BUNCH) {
-        let end = (first + BUNCH).min(steps);
+    for first in (0..steps).step_by(AT_ONCE) {
+        let end = (first + AT_ONCE).min(steps);
         let mut errors = vec![[0f32; LANES]; end - first];
         for (step, error) in (first..end).zip(&mut errors) {
             let mut rounded = [0f32; LANES];

@@ -131,8 +131,7 @@ impl Stage for EmbeddingStage<'_> {
     }
 
     fn run(&self, journal: &mut Journal, progress: &mut dyn Progress) -> Result<()> {
-        let Params { active_share, holdout_every, .. } = self.params;
-        let Params { neurons, dimensions, .. } = self.params;
+        let Params { neurons, dimensions, active_share, holdout_every, .. } = self.params;
         let neurons = u64::from(neurons);
         // Counts of all pairs, and the vectors with what the optimiser keeps of each.
         let layer_bytes =
