@@ -12,6 +12,11 @@ const FIT_ROUNDS: usize = 12;
 /// Scales tried for a group: from the largest magnitude on the outermost level downwards, in these steps.
 const SCALE_STEPS: [f32; 10] = [1.05, 1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68, 0.6, 0.5];
 
+/// Midpoints between levels that are looked at one after another, not searched.
+const FEW_LEVELS: usize = 16;
+/// Weights that are rounded together.
+const SIDE_BY_SIDE: usize = 16;
+
 /// Values in ascending order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Levels {
@@ -62,7 +67,7 @@ impl Levels {
     /// The code of the level nearest to `x`.
     #[must_use]
     pub fn nearest(&self, x: f32) -> u8 {
-        if self.midpoints.len() < 16 {
+        if self.midpoints.len() < FEW_LEVELS {
             self.midpoints.iter().map(|&midpoint| u8::from(x > midpoint)).sum()
         } else {
             self.midpoints.partition_point(|&midpoint| x > midpoint) as u8
@@ -98,17 +103,58 @@ impl Levels {
     /// The best scale for the codes that `scale` gives.
     fn refit(&self, x: &[f32], importance: &[f32], scale: f32) -> Fit {
         let inverse = 1.0 / scale;
-        let (mut squares, mut product, mut energy) = (0f32, 0f32, 0f32);
-        for (&x, &weight) in x.iter().zip(importance) {
-            let level = self.value(self.nearest(x * inverse));
-            squares += weight * x * x;
-            product += weight * x * level;
-            energy += weight * level * level;
+        let mut sums = Sums::default();
+        let (x, rest) = x.as_chunks::<SIDE_BY_SIDE>();
+        let (importance, importance_of_rest) = importance.as_chunks();
+        for (x, weight) in x.iter().zip(importance) {
+            sums.add(x, weight, &self.levels_of(x.map(|x| x * inverse)));
         }
+        // What fills up counts for nothing.
+        let (mut x, mut weight) = ([0.0; SIDE_BY_SIDE], [0.0; SIDE_BY_SIDE]);
+        x[..rest.len()].copy_from_slice(rest);
+        weight[..rest.len()].copy_from_slice(&importance_of_rest[..rest.len()]);
+        sums.add(&x, &weight, &self.levels_of(x.map(|x| x * inverse)));
+        let [squares, product, energy] = sums.0.map(|lanes| lanes.iter().sum::<f32>());
         if energy == 0.0 || product == 0.0 {
             return Fit { scale, error: squares };
         }
         Fit { scale: product / energy, error: squares - product * product / energy }
+    }
+
+    /// The levels nearest to each of `x`. Few levels are compared with all of `x` at once: that is the loop in which
+    /// rounding a matrix spends its time.
+    fn levels_of(&self, x: [f32; SIDE_BY_SIDE]) -> [f32; SIDE_BY_SIDE] {
+        if self.midpoints.len() >= FEW_LEVELS {
+            return x.map(|x| self.value(self.nearest(x)));
+        }
+        let mut levels = [self.values[0]; SIDE_BY_SIDE];
+        for (&midpoint, &value) in self.midpoints.iter().zip(&self.values[1..]) {
+            for (level, &x) in levels.iter_mut().zip(&x) {
+                *level = if x > midpoint { value } else { *level };
+            }
+        }
+        levels
+    }
+}
+
+/// Sums of w x^2, w x l and w l^2, each in as many parts as there are lanes.
+#[derive(Default)]
+struct Sums([[f32; SIDE_BY_SIDE]; 3]);
+
+impl Sums {
+    fn add(
+        &mut self,
+        x: &[f32; SIDE_BY_SIDE],
+        weight: &[f32; SIDE_BY_SIDE],
+        level: &[f32; SIDE_BY_SIDE],
+    ) {
+        let [squares, product, energy] = &mut self.0;
+        for lane in 0..SIDE_BY_SIDE {
+            let (x, weight, level) = (x[lane], weight[lane], level[lane]);
+            squares[lane] += weight * x * x;
+            product[lane] += weight * x * level;
+            energy[lane] += weight * level * level;
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! Products of row-major matrices of f32, spread over the processors. They are faer's: OpenBLAS is faster (a base's took 35 s instead of
-//! 54), but the last bits of a row then depend on how many rows and threads there are, and artifacts made on several machines
-//! would not be those of one.
+//! Products of row-major matrices of f32, spread over the processors. They are faer's: OpenBLAS is faster (a base's took
+//! 35 s instead of 54), but the last bits of a row then depend on how many rows and threads there are, and artifacts
+//! made on several machines would not be those of one.
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, get_global_parallelism};

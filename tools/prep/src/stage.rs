@@ -61,12 +61,34 @@ pub trait Stage {
     }
 }
 
-/// Memory that layers made side by side may take together.
+/// Memory that what is made side by side may take together.
 const SIDE_BY_SIDE_BYTES: u64 = 2 << 30;
 
+/// How many things that take `bytes` of memory each are made side by side: as many as there are processors and memory
+/// for.
+#[must_use]
+pub fn at_once(bytes: u64) -> usize {
+    let room = (SIDE_BY_SIDE_BYTES / bytes.max(1)).max(1);
+    rayon::current_num_threads().min(usize::try_from(room).unwrap_or(usize::MAX))
+}
+
+/// Makes something of each of `items`, [`at_once`] of them at a time, since much of such work keeps one processor busy;
+/// `keep` gets what was made in the items' order.
+pub fn side_by_side<T: Copy + Sync, R: Send>(
+    items: &[T],
+    bytes: u64,
+    make: impl Fn(T) -> Result<R> + Sync,
+    mut keep: impl FnMut(T, R) -> Result<()>,
+) -> Result<()> {
+    for items in items.chunks(at_once(bytes)) {
+        let made = items.par_iter().map(|&item| make(item)).collect::<Result<Vec<R>>>()?;
+        items.iter().zip(made).try_for_each(|(&item, made)| keep(item, made))?;
+    }
+    Ok(())
+}
+
 /// What most stages do: each layer of the journal is a unit of `parts` records, which `make` computes together, in
-/// about `layer_bytes` of memory. Layers that are there are passed over; of the others as many are made side by side as
-/// there are processors and memory for, since much of a layer's work keeps one processor busy.
+/// about `layer_bytes` of memory, several layers [`side_by_side`]. Layers that are there are passed over.
 pub fn each_layer(
     journal: &mut Journal,
     progress: &mut dyn Progress,
@@ -80,22 +102,17 @@ pub fn each_layer(
     let (done, missing): (Vec<u32>, Vec<u32>) = layers
         .partition(|&layer| (0..parts).all(|part| journal.contains(RecordId::new(layer, part))));
     progress.advance(done.len() as u64);
-    let room = (SIDE_BY_SIDE_BYTES / layer_bytes.max(1)).max(1);
-    let at_once = rayon::current_num_threads().min(usize::try_from(room).unwrap_or(usize::MAX));
-    for layers in missing.chunks(at_once) {
-        let made = layers.par_iter().map(|&layer| make(layer)).collect::<Result<Vec<_>>>()?;
-        for (&layer, contents) in layers.iter().zip(made) {
-            assert_eq!(contents.len(), parts as usize, "records of a layer");
-            for (part, content) in (0..parts).zip(contents) {
-                let id = RecordId::new(layer, part);
-                if !journal.contains(id) {
-                    journal.append(id, &content)?;
-                }
+    side_by_side(&missing, layer_bytes, make, |layer, contents| {
+        assert_eq!(contents.len(), parts as usize, "records of a layer");
+        for (part, content) in (0..parts).zip(contents) {
+            let id = RecordId::new(layer, part);
+            if !journal.contains(id) {
+                journal.append(id, &content)?;
             }
-            progress.advance(1);
         }
-    }
-    Ok(())
+        progress.advance(1);
+        Ok(())
+    })
 }
 
 fn value(params: &impl Serialize) -> Value {
@@ -368,6 +385,9 @@ pub fn merge(paths: &[PathBuf]) -> Result<Artifact> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::time::Duration;
 
     struct Made<const IN_TENSORS: bool>;
 
@@ -395,5 +415,45 @@ mod tests {
         assert_eq!(names(inputs(&Made::<true>, Some("cuda"))), ["a", "device"]);
         assert_eq!(names(inputs(&Made::<false>, Some("cuda"))), ["a"]);
         assert_eq!(names(inputs(&Made::<true>, None)), ["a"]);
+    }
+
+    #[test]
+    fn what_is_made_side_by_side_is_kept_in_order_and_within_its_memory() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+        pool.install(|| {
+            for (bytes, most) in [(0, 4), (SIDE_BY_SIDE_BYTES / 3, 3), (u64::MAX, 1)] {
+                assert_eq!(at_once(bytes), most);
+                let (now, seen) = (AtomicUsize::new(0), AtomicUsize::new(0));
+                let make = |item: u32| {
+                    seen.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+                    // The first of several takes longest.
+                    std::thread::sleep(Duration::from_millis(u64::from(10 - item % 10)));
+                    now.fetch_sub(1, Relaxed);
+                    Ok(3 * item)
+                };
+                let mut kept = Vec::new();
+                let items: Vec<u32> = (0..10).collect();
+                side_by_side(&items, bytes, make, |item, made| {
+                    kept.push((item, made));
+                    Ok(())
+                })
+                .unwrap();
+                assert_eq!(kept, (0..10).map(|item| (item, 3 * item)).collect::<Vec<_>>());
+                assert!(seen.into_inner() <= most);
+            }
+        });
+    }
+
+    #[test]
+    fn what_came_before_a_fault_is_kept() {
+        let mut kept = Vec::new();
+        let fault = |item: u32| if item == 6 { Err(PrepError::usage("six")) } else { Ok(()) };
+        let keep = |item, ()| {
+            kept.push(item);
+            Ok(())
+        };
+        let items: Vec<u32> = (0..10).collect();
+        assert!(side_by_side(&items, u64::MAX, fault, keep).is_err());
+        assert_eq!(kept, [0, 1, 2, 3, 4, 5]);
     }
 }

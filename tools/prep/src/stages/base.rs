@@ -105,7 +105,7 @@ impl<'a> BaseStage<'a> {
 
 impl Stage for BaseStage<'_> {
     const NAME: &'static str = "63-base";
-    const SCHEMA: u32 = 2;
+    const SCHEMA: u32 = 3;
     const IN_TENSORS: bool = true;
     type Params = Params;
 

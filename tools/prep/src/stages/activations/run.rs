@@ -1,4 +1,5 @@
-//! The forward that records: layers outside, chunks inside, residuals in two files that take turns.
+//! The forward that records: layers outside, chunks inside, a few of them side by side; residuals in two files that take
+//! turns.
 
 use super::{Chunk, Params, encode_magnitude};
 use crate::artifact::RecordId;
@@ -7,16 +8,17 @@ use crate::journal::Journal;
 use crate::model::Model;
 use crate::model::forward::{Forward, Layer};
 use crate::progress::{Phase, Progress};
+use crate::stage::side_by_side;
 use crate::stages::prompts::Windows;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use ls_bundle::checksum;
 use ls_bundle::files::File;
 use rayon::prelude::*;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What one layer does to a chunk of tokens, all in f32.
 struct Tap {
@@ -34,7 +36,7 @@ struct Residuals {
     path: PathBuf,
     hidden: usize,
     /// By first token: how many tokens were written at once, and their checksum.
-    written: RefCell<BTreeMap<u64, (u64, u64)>>,
+    written: Mutex<BTreeMap<u64, (u64, u64)>>,
 }
 
 impl Residuals {
@@ -43,7 +45,11 @@ impl Residuals {
         let file = File::create(&path).map_err(io)?;
         let hidden = params.hidden as usize;
         file.set_len(4 * params.tokens * u64::from(params.hidden)).map_err(io)?;
-        Ok(Residuals { file, path, hidden, written: RefCell::default() })
+        Ok(Residuals { file, path, hidden, written: Mutex::default() })
+    }
+
+    fn written(&self) -> MutexGuard<'_, BTreeMap<u64, (u64, u64)>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A bit may be flipped on its way from the disk, so what fails is read once more.
@@ -58,7 +64,9 @@ impl Residuals {
         let offset = 4 * start * self.hidden as u64;
         let done = self.file.read_exact_at(bytes, offset);
         done.map_err(|source| PrepError::io(&self.path, source))?;
-        for (&part, &(count, sum)) in self.written.borrow().range(start..end) {
+        let parts: Vec<_> =
+            self.written().range(start..end).map(|(&part, &written)| (part, written)).collect();
+        for (part, (count, sum)) in parts {
             let at = (part - start) as usize * self.hidden;
             let written = &values[at..][..count as usize * self.hidden];
             if checksum::of(bytemuck::cast_slice(written)) != sum {
@@ -74,7 +82,7 @@ impl Residuals {
 
     /// Tokens `first .. end`, and those that were written together with any of them: only wholes can be checked.
     fn whole_parts(&self, first: u64, end: u64) -> (u64, u64) {
-        let written = self.written.borrow();
+        let written = self.written();
         let end_of = |(&part, &(count, _)): (&u64, &(u64, u64))| part + count;
         let before = written.range(..first).next_back().filter(|&part| end_of(part) > first);
         let last = written.range(..end).next_back().map_or(end, end_of);
@@ -87,7 +95,7 @@ impl Residuals {
         let done = self.file.write_all_at(bytes, offset);
         done.map_err(|source| PrepError::io(&self.path, source))?;
         let count = (values.len() / self.hidden) as u64;
-        let mut written = self.written.borrow_mut();
+        let mut written = self.written();
         // Parts of it may have been written one by one before.
         let before: Vec<u64> =
             written.range(first..first + count).map(|(&start, _)| start).collect();
@@ -120,6 +128,7 @@ pub(super) fn run(
     let run = Run { params, residuals: [open("even")?, open("odd")?] };
     let forward = Forward::new(model, params.window)?;
     let recorded = journal.description().units_held();
+    let chunk_bytes = params.chunk_bytes(&model.config);
     let (mut layer, mut chunk) = run.resume(journal)?.unwrap_or((0, 0));
     progress.begin(Phase::Forward, params.tokens * u64::from(recorded.end));
     progress.advance(params.tokens * u64::from(layer));
@@ -128,11 +137,15 @@ pub(super) fn run(
     }
     while layer < recorded.end {
         let weights = forward.layer(layer as u16)?;
-        for chunk in std::mem::take(&mut chunk)..params.chunks() {
-            let tapped = recorded.contains(&layer);
-            run.push(&weights, RecordId::new(layer, chunk), tapped, journal)?;
-            progress.advance(params.tokens_of(chunk));
-        }
+        let ids = (std::mem::take(&mut chunk)..params.chunks())
+            .map(|chunk| RecordId::new(layer, chunk))
+            .map(|id| (id, recorded.contains(&layer) && !journal.contains(id)));
+        let ids: Vec<(RecordId, bool)> = ids.collect();
+        let push = |(id, wanted)| run.push(&weights, id, wanted);
+        side_by_side(&ids, chunk_bytes, push, |(id, _), record| {
+            progress.advance(params.tokens_of(id.part));
+            record.map_or(Ok(()), |record| journal.append(id, &record))
+        })?;
         layer += 1;
     }
     let check = RecordId::new(params.layers - 1, params.chunks());
@@ -149,27 +162,21 @@ impl Run<'_> {
         u64::from(chunk) * u64::from(self.params.chunk_tokens)
     }
 
-    /// Pushes a chunk through a layer, recording what it does unless it is recorded already.
-    fn push(
-        &self,
-        layer: &Layer<'_>,
-        id: RecordId,
-        tapped: bool,
-        journal: &mut Journal,
-    ) -> Result<()> {
+    /// Pushes a chunk through a layer; the record of what it does, if that is `wanted`.
+    fn push(&self, layer: &Layer<'_>, id: RecordId, wanted: bool) -> Result<Option<Vec<u8>>> {
         let (first, tokens) = (self.first_token(id.part), self.params.tokens_of(id.part));
         let mut x = self.residuals[id.unit as usize % 2].read(first, tokens)?;
         let output = &self.residuals[(id.unit as usize + 1) % 2];
-        if tapped && !journal.contains(id) {
-            let tap = tap(layer, self.params, &mut x)?;
-            output.write(first, &x)?;
-            journal.append(id, &encode(self.params, &tap, hash_state(&x)))
+        let tap = if wanted {
+            Some(tap(layer, self.params, &mut x)?)
         } else {
             layer.attend(&mut x)?;
             let activations = layer.activations(layer.ffn_input(&x))?;
             add(&mut x, &layer.ffn_output(activations)?);
-            output.write(first, &x)
-        }
+            None
+        };
+        output.write(first, &x)?;
+        Ok(tap.map(|tap| encode(self.params, &tap, hash_state(&x))))
     }
 
     /// Where to go on: the layer and chunk behind the last record, if the residuals there belong to the records.

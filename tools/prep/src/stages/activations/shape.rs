@@ -1,6 +1,7 @@
 //! Shapes and sizes of the recorded activations, and what recording them costs.
 
 use crate::recipe;
+use crate::stage::at_once;
 use crate::stages::prompts::Windows;
 use ls_bundle::model::ModelConfig;
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,20 @@ impl Params {
         32 + tokens * (hidden + 4 + u64::from(self.neurons)) + staged * hidden
     }
 
+    /// About what a chunk's values take in memory while it goes through a layer of `config`'s shape.
+    #[must_use]
+    pub fn chunk_bytes(&self, config: &ModelConfig) -> u64 {
+        let (hidden, neurons) = (u64::from(self.hidden), u64::from(self.neurons));
+        let (query, kv) = (u64::from(config.query_width()), u64::from(config.kv_width()));
+        let tokens = self.tokens_of(0);
+        let staged = tokens / u64::from(self.stage_every);
+        // x, q, k, v and copies of them; gate, up and activations; stages.
+        let values = tokens * (6 * hidden + 2 * query + 4 * kv + 4 * neurons)
+            + staged * (2 * neurons + 2 * u64::from(self.stages) * hidden);
+        let scores = tokens * u64::from(self.window) * u64::from(config.heads);
+        4 * (values + 3 * scores) + self.record_bytes(tokens)
+    }
+
     /// Neurons that run in the first `stage` stages.
     #[must_use]
     pub fn staged_neurons(&self, stage: u32) -> usize {
@@ -103,7 +118,8 @@ pub struct Cost {
     pub artifact_bytes: u64,
     /// Bytes of the two scratch files, removed at the end.
     pub scratch_bytes: u64,
-    /// Most memory, about: one layer in f32 and a chunk's intermediate values.
+    /// Most memory, about: one layer in f32 and the intermediate values of the chunks that are
+    /// made side by side.
     pub memory_bytes: u64,
     /// Floating-point operations.
     pub operations: f64,
@@ -115,15 +131,11 @@ impl Cost {
         let (query, kv) = (u64::from(config.query_width()), u64::from(config.kv_width()));
         let attention = hidden * (2 * query + 2 * kv);
         let layer_weights = attention + 3 * hidden * neurons;
-        let chunk = u64::from(params.chunk_tokens).min(params.tokens);
+        let chunks_at_once =
+            (at_once(params.chunk_bytes(config)) as u64).min(params.chunks().into());
         let recorded: u64 =
             (0..params.chunks()).map(|c| params.record_bytes(params.tokens_of(c))).sum();
         let window = u64::from(params.window);
-        let scores = chunk * window * u64::from(config.heads);
-        let staged = chunk / u64::from(params.stage_every);
-        // x, q, k, v and copies of them; gate, up and activations; the record; stages.
-        let values = chunk * (6 * hidden + 2 * query + 4 * kv + 4 * neurons)
-            + staged * (2 * neurons + 2 * u64::from(params.stages) * hidden);
         let tokens = params.tokens as f64;
         let mixing = 4.0 * (window * query) as f64;
         let forward = tokens * (2.0 * layer_weights as f64 + mixing);
@@ -135,8 +147,8 @@ impl Cost {
         Cost {
             artifact_bytes: recorded * u64::from(layers.end - layers.start),
             scratch_bytes: 2 * 4 * params.tokens * hidden,
-            memory_bytes: 4 * (layer_weights + values + 3 * scores)
-                + params.record_bytes(chunk)
+            memory_bytes: 4 * layer_weights
+                + chunks_at_once * params.chunk_bytes(config)
                 + (96 << 20),
             operations: f64::from(layers.end) * forward + recorded_layers * staging + checks,
         }

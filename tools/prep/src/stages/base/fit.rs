@@ -17,8 +17,10 @@ use half::slice::HalfFloatSliceExt;
 use ls_bundle::low_bit::{Bits, Codebook, GROUP, RecordLayout};
 use std::ops::Range;
 
-/// Tokens held out, about: they measure what the base leaves, and its errors in g and u.
+/// Tokens held out, about: they measure the base's errors in g and u.
 const HELD_OUT_TOKENS: u64 = 2048;
+/// Of these so many, at most and spread over all, measure what the base leaves of the output, which takes several passes.
+const LEFT_OVER_TOKENS: usize = 512;
 /// Shares of exact neurons at which that is measured.
 const MEASURED_SHARES: [f64; 5] = [0.0, 0.1, 0.2, 0.3, 0.5];
 /// How far a column may be shrunk or drawn out.
@@ -353,19 +355,24 @@ fn norm(row: &[f32]) -> f32 {
 }
 
 impl Sample {
-    /// How much the base doubts itself, and what the output lacks.
+    /// How much the base doubts itself, and what the output of some of the tokens lacks.
     fn measure(&self, base: &LayerBase, down: &[f32], info: &mut LayerInfo) {
         let (hidden, neurons) = (base.constant.len(), base.neurons());
-        let mut whole = vec![0f32; self.h.len()];
-        add_product(&self.exact, down, neurons, &mut whole);
-        let squares: f64 = whole.iter().map(|&y| f64::from(y).powi(2)).sum();
         let [gate, up] = base.gate_up(&self.h);
         let mut scores = base.doubt.of_rows(&gate, &up);
+        let every = self.mean_squares.len().div_ceil(LEFT_OVER_TOKENS).max(1);
+        let some = |values: &[f32]| -> Vec<f32> {
+            values.chunks_exact(neurons).step_by(every).flatten().copied().collect()
+        };
+        let [exact, gate, up, some_scores] = [&self.exact, &gate, &up, &scores].map(|v| some(v));
+        let mut whole = vec![0f32; exact.len() / neurons * hidden];
+        add_product(&exact, down, neurons, &mut whole);
+        let squares: f64 = whole.iter().map(|&y| f64::from(y).powi(2)).sum();
         let measure = |exact_share: f64| {
             let count = (neurons as f64 * exact_share).round() as usize;
-            let chosen = largest(&scores, neurons, |_| count);
-            let mut found = vec![0f32; self.h.len()];
-            add_product(&masked(&self.exact, &chosen, true), down, neurons, &mut found);
+            let chosen = largest(&some_scores, neurons, |_| count);
+            let mut found = vec![0f32; whole.len()];
+            add_product(&masked(&exact, &chosen, true), down, neurons, &mut found);
             base.add(&gate, &up, &chosen, &mut found);
             let errors = whole.iter().zip(&found).map(|(&y, &x)| f64::from(x - y).powi(2));
             LeftOver { exact_share, error: errors.sum::<f64>() / squares }
