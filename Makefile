@@ -19,10 +19,12 @@ demo: release $(BUNDLE)   ## Fetch a real model, prepare it, generate text in a 
 serve: $(BUNDLE)   ## Serve that model on http://127.0.0.1:8080, with a page to talk with it.
 	cargo run --release --locked -p ls-serve -- $(BUNDLE) --memory 160MiB --context 1024
 
-test: loom $(BUNDLE) $(VOCABS) $(NVRTC)/cuda12   ## All tests, those on the real model too.
+# Only ls-run is built for release here: ls-prep takes longest, and what the tests have built of it makes the same bundle.
+# All but the last line build the whole workspace, so that no crate is built twice with other features of what it uses.
+test: loom $(MODEL) $(VOCABS) $(NVRTC)/cuda12   ## All tests, those on the real model too.
 	cargo test --workspace --locked --features ls-prep/lapack
-	cargo test --locked -p ls-prep --test vocabs -- --ignored
-	cargo test --locked -p ls-cuda --test compile -- --ignored
+	cargo test --workspace --locked --features ls-prep/lapack --test vocabs --test compile -- --ignored
+	test -e $(BUNDLE) || $(TARGET)/debug/ls-prep import $(MODEL) --out $(BUNDLE)
 	cargo test --release --locked -p ls-run --test real_model -- --ignored --test-threads 1
 
 test-arm64: setup $(BUNDLE)   ## The kernels' tests and the program for 64-bit Arm, under qemu.
