@@ -143,8 +143,9 @@ pub(super) fn run(
         let ids: Vec<(RecordId, bool)> = ids.collect();
         let push = |(id, wanted)| run.push(&weights, id, wanted);
         side_by_side(&ids, chunk_bytes, push, |(id, _), record| {
+            record.map_or(Ok(()), |record| journal.append(id, &record))?;
             progress.advance(params.tokens_of(id.part));
-            record.map_or(Ok(()), |record| journal.append(id, &record))
+            Ok(())
         })?;
         layer += 1;
     }
